@@ -1,0 +1,86 @@
+"""The artifact folder on disk: built beside its target and put in place as a whole, so that none is half written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tieq.errors import RefusedError
+
+MANIFEST = "manifest.json"
+
+
+def check_target(out: Path) -> None:
+    """Refuse a target that holds something else than an artifact of tieq's.
+
+    Raises:
+        RefusedError: naming what is there.
+    """
+    if out.is_symlink() or out.is_file():
+        raise RefusedError("is a file or a link, not a folder.", where=str(out), todo="Choose another --out.")
+    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).exists():
+        raise RefusedError(
+            "the folder is not empty and holds no tieq artifact, so it is not replaced.",
+            where=str(out),
+            todo="Choose another --out or empty it.",
+        )
+
+
+@contextlib.contextmanager
+def staged(out: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``out`` that takes its place at the end; on any error ``out`` stays as it was."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    except OSError as error:
+        raise RefusedError(f"cannot be written ({error}).", where=str(out.parent)) from error
+    try:
+        folder.chmod(0o755)
+        yield folder
+        _swap(folder, out)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _swap(folder: Path, out: Path) -> None:
+    if not out.exists():
+        os.rename(folder, out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
+    os.rename(out, old / out.name)
+    os.rename(folder, out)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON document with a fixed layout."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON document of an artifact.
+
+    Raises:
+        RefusedError: if it is missing or no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RefusedError(f"cannot be read ({error}).", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise RefusedError("is no JSON object.", where=str(path))
+    return content
+
+
+def copy_files(source: Path, target: Path, names: tuple[str, ...]) -> None:
+    """Copy those of the named files that exist and are not there yet."""
+    for name in names:
+        if (source / name).exists() and not (target / name).exists():
+            shutil.copyfile(source / name, target / name)

@@ -1,0 +1,7 @@
+"""The command line. Heavy modules are imported inside the commands, so that ``tieq --help`` is instant."""
+
+from __future__ import annotations
+
+from tieq.cli.app import main
+
+__all__ = ["main"]

@@ -1,0 +1,160 @@
+"""Commands and their options; exit codes 0 done, 1 a gate failed, 2 bad input, 3 a runtime is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from tieq.errors import TieqError
+
+app = typer.Typer(
+    name="tieq",
+    help="Quantize a shared embedding table once, well, and carry it through ONNX and GGUF, with proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Alias, hub id, checkpoint folder, .gguf or .onnx file, artifact folder.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
+
+
+@app.command()
+def inspect(model: ModelArgument, as_json: JsonOption = False) -> None:
+    """Show what is tied, what it weighs, and what contradicts it."""
+    from tieq.cli.show import show_inspection
+    from tieq.inspection import inspect as run
+
+    found = run(model)
+    _emit(found) if as_json else show_inspection(found)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Option("--model", help="Alias, hub id, checkpoint folder or .gguf file.")],
+    bits: Annotated[Optional[int], typer.Option(help="2, 4 or 8; for GGUF alone also 3, 5, 6. [default: 4]")] = None,
+    effort: Annotated[
+        Optional[str], typer.Option(help="quick (no calibration) or standard (weighted by second moments).")
+    ] = None,
+    recipe: Annotated[Optional[Path], typer.Option(help="Recipe file instead of --bits.")] = None,
+    formats: Annotated[
+        Optional[list[str]], typer.Option("--format", help="onnx or gguf; repeat for both. [default: both]")
+    ] = None,
+    out: Annotated[Optional[Path], typer.Option(help="Artifact folder. [default: artifacts/MODEL-RECIPE]")] = None,
+    tie: Annotated[
+        Optional[bool], typer.Option("--tie/--no-tie", help="Share equal tables that the flag calls untied, or do not.")
+    ] = None,
+    calibration: Annotated[Optional[list[Path]], typer.Option(help="Text file to calibrate on; repeatable.")] = None,
+    text: Annotated[Optional[list[Path]], typer.Option(help="Text file to evaluate on; repeatable.")] = None,
+    pre_tokenizer: Annotated[
+        Optional[str], typer.Option(help="llama.cpp pre-tokenizer, where it is not recognized.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Quantize once, write the containers, validate them."""
+    from tieq.cli.options import build_recipe, check_formats, default_out
+    from tieq.cli.show import show_export
+    from tieq.pipeline import export as run
+
+    chosen = build_recipe(bits, effort, recipe, pre_tokenizer)
+    result = run(
+        model,
+        chosen,
+        out or default_out(model, chosen),
+        check_formats(formats),
+        tie=tie,
+        calibration=calibration,
+        evaluation=text,
+    )
+    if as_json:
+        _emit({"folder": str(result.folder), "manifest": result.manifest, "checks": result.checks})
+    else:
+        show_export(result)
+    raise typer.Exit(0 if result.passed else 1)
+
+
+@app.command()
+def validate(
+    path: Annotated[Path, typer.Argument(metavar="DIR_OR_FILE", help="Artifact folder, .onnx or .gguf file.")],
+    runtime: Annotated[Optional[list[str]], typer.Option(help="Runtime to use; repeatable. [default: all]")] = None,
+    text: Annotated[Optional[list[Path]], typer.Option(help="Text file to run; repeatable.")] = None,
+    reference: Annotated[
+        Optional[str], typer.Option(help="Model to compare a single file with; an artifact knows its own.")
+    ] = None,
+    sequences: Annotated[Optional[int], typer.Option(help="Sequences to run. [default: 8, or the recipe's]")] = None,
+    length: Annotated[Optional[int], typer.Option(help="Tokens a sequence. [default: 256, or the recipe's]")] = None,
+    max_kl: Annotated[Optional[float], typer.Option(help="Gate: mean KL, nats per token.")] = None,
+    min_top1: Annotated[Optional[float], typer.Option(help="Gate: share of equal best tokens.")] = None,
+    max_perplexity_ratio: Annotated[Optional[float], typer.Option(help="Gate: perplexity over the reference's.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove from the files that the table is single, and measure what quantization cost."""
+    from tieq.cli.options import build_gates, build_sampling
+    from tieq.cli.show import show_checks
+    from tieq.revalidate import validate_path
+
+    found = validate_path(
+        path,
+        runtimes=runtime,
+        texts=text,
+        gates=build_gates(path, max_kl, min_top1, max_perplexity_ratio),
+        reference=reference,
+        sampling=build_sampling(path, sequences, length),
+    )
+    _emit(found) if as_json else show_checks(found)
+    raise typer.Exit(0 if found["passed"] else 1)
+
+
+@app.command()
+def runtimes(as_json: JsonOption = False) -> None:
+    """List what can be validated on here, and how to get the rest."""
+    from tieq.cli.show import show_runtimes
+    from tieq.runtimes import runtimes as known
+
+    rows = []
+    for name, adapter in known().items():
+        state = adapter.availability()
+        rows.append(
+            {
+                "name": name,
+                "purpose": adapter.purpose,
+                "files": adapter.suffix,
+                "ready": state.ready,
+                "version": state.version,
+                "how": state.how,
+            }
+        )
+    _emit({"runtimes": rows}) if as_json else show_runtimes(rows)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from tieq import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+def _emit(document: dict[str, Any]) -> None:
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+
+
+def main() -> None:
+    """Entry point: errors become one sentence on stderr and their exit code."""
+    try:
+        app()
+    except TieqError as error:
+        print(f"tieq: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("tieq: interrupted; nothing was put in place", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,85 @@
+"""Options to records: recipes, gates, formats, default folders."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from tieq.errors import TieqError
+from tieq.pipeline import FORMATS
+from tieq.recipe import Gates, Recipe, Sampling, load_recipe, recipe_for_bits
+
+_DEFAULT_BITS = 4
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def build_recipe(bits: int | None, effort: str | None, path: Path | None, pre_tokenizer: str | None) -> Recipe:
+    """The recipe of a file or of ``--bits``, with the command line's changes.
+
+    Raises:
+        TieqError: if both are given or a value is not allowed.
+    """
+    if bits is not None and path is not None:
+        raise TieqError("--bits and --recipe exclude each other.", todo="Give one of them.")
+    recipe = load_recipe(path) if path is not None else recipe_for_bits(_DEFAULT_BITS if bits is None else bits)
+    changes: dict[str, Any] = {}
+    if effort is not None:
+        changes["effort"] = effort
+    if pre_tokenizer is not None:
+        changes["gguf"] = {"pre_tokenizer": pre_tokenizer}
+    return _checked(Recipe, {**recipe.model_dump(), **changes})
+
+
+def check_formats(formats: list[str] | None) -> tuple[str, ...]:
+    """The wished containers in their fixed order.
+
+    Raises:
+        TieqError: for a name that is no container.
+    """
+    wished = formats or list(FORMATS)
+    unknown = [name for name in wished if name not in FORMATS]
+    if unknown:
+        raise TieqError(f"--format '{unknown[0]}' is no container.", todo=f"Use {' or '.join(FORMATS)}.")
+    return tuple(name for name in FORMATS if name in wished)
+
+
+def default_out(model: str, recipe: Recipe) -> Path:
+    """``artifacts/MODEL-RECIPE``."""
+    stem = Path(model).name if Path(model).exists() else model.rpartition("/")[2]
+    label = re.sub(r"[^\w.-]+", "-", f"{Path(stem).stem if stem.endswith('.gguf') else stem}-{recipe.name}".lower())
+    return Path("artifacts") / label
+
+
+def build_gates(
+    path: Path, max_kl: float | None, min_top1: float | None, max_perplexity_ratio: float | None
+) -> Gates | None:
+    """Gates of the command line over those of the artifact's recipe; None where the command line names none."""
+    given = {"max_kl": max_kl, "min_top1": min_top1, "max_perplexity_ratio": max_perplexity_ratio}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    own = path / "recipe.yaml"
+    base = load_recipe(own).gates.model_dump() if own.exists() else {}
+    return _checked(Gates, {**base, **given})
+
+
+def build_sampling(path: Path, sequences: int | None, length: int | None) -> Sampling | None:
+    """Sampling of the command line over the artifact's recipe; None where the command line says nothing."""
+    given = {"sequences": sequences, "length": length}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return None
+    own = path / "recipe.yaml"
+    base = load_recipe(own).evaluation.model_dump() if own.exists() else {}
+    return _checked(Sampling, {**base, **given})
+
+
+def _checked(kind: type[Model], values: dict[str, Any]) -> Model:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(f"--{str(item['loc'][-1]).replace('_', '-')}: {item['msg']}" for item in error.errors())
+        raise TieqError(f"{problems}.", todo="Correct these options.") from error

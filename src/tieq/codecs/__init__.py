@@ -1,0 +1,1 @@
+"""Block formats as pure numpy functions: geometry, encode, decode, pack. No file is read or written here."""

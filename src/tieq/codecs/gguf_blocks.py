@@ -1,0 +1,61 @@
+"""GGUF block layouts as pure functions: codes and scales to bytes and back. Source: ggml's ``ggml-common.h``."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Half = NDArray[np.float16]
+
+
+def _join(scales: Half, payload: Bytes) -> Bytes:
+    """Put each block's fp16 scale before its payload: ``[rows, blocks, 2 + n]``, flattened to rows of bytes."""
+    head = np.ascontiguousarray(scales, dtype="<f2")[..., None].view(np.uint8)
+    return np.concatenate([head, payload], axis=-1).reshape(scales.shape[0], -1)
+
+
+def _split(rows: Bytes, block_bytes: int) -> tuple[Half, Bytes]:
+    blocks = rows.reshape(rows.shape[0], -1, block_bytes)
+    scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0]
+    return scales.astype(np.float16), blocks[..., 2:]
+
+
+def pack_q4_0(codes: Bytes, scales: Half) -> Bytes:
+    """Q4_0: fp16 scale, then 16 bytes; byte j holds code j in its low and code j + 16 in its high nibble."""
+    return _join(scales, codes[..., :16] | (codes[..., 16:] << np.uint8(4)))
+
+
+def unpack_q4_0(rows: Bytes) -> tuple[Bytes, Half]:
+    """Inverse of :func:`pack_q4_0`: codes ``[rows, blocks, 32]`` and scales ``[rows, blocks]``."""
+    scales, payload = _split(rows, 18)
+    return np.concatenate([payload & np.uint8(15), payload >> np.uint8(4)], axis=-1), scales
+
+
+def pack_q8_0(codes: Bytes, scales: Half) -> Bytes:
+    """Q8_0: fp16 scale, then 32 signed bytes; the unsigned code 128 is zero."""
+    return _join(scales, codes ^ np.uint8(128))
+
+
+def unpack_q8_0(rows: Bytes) -> tuple[Bytes, Half]:
+    """Inverse of :func:`pack_q8_0`: codes ``[rows, blocks, 32]`` and scales ``[rows, blocks]``."""
+    scales, payload = _split(rows, 34)
+    return payload ^ np.uint8(128), scales
+
+
+def pack_q2_0(codes: Bytes, scales: Half) -> Bytes:
+    """Q2_0: fp16 scale, then 16 bytes of four codes each, the first code in the lowest bits.
+
+    ggml's zero is code 1 and ours, as in ONNX, is code 2: mirroring the codes and negating the scale gives
+    the same weights, ``(3 - c - 1) * -s == (c - 2) * s``.
+    """
+    lanes = (np.uint8(3) - codes).reshape(*codes.shape[:-1], -1, 4)
+    payload = lanes[..., 0] | (lanes[..., 1] << 2) | (lanes[..., 2] << 4) | (lanes[..., 3] << 6)
+    return _join(-scales, payload)
+
+
+def unpack_q2_0(rows: Bytes) -> tuple[Bytes, Half]:
+    """Inverse of :func:`pack_q2_0`: codes ``[rows, blocks, 64]`` and scales ``[rows, blocks]``."""
+    scales, payload = _split(rows, 18)
+    lanes = np.stack([(payload >> np.uint8(shift)) & np.uint8(3) for shift in (0, 2, 4, 6)], axis=-1)
+    return np.uint8(3) - lanes.reshape(*payload.shape[:-1], -1), -scales

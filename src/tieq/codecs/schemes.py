@@ -1,0 +1,101 @@
+"""Geometry of the integer block schemes that ONNX and GGUF hold with the same codes and scales.
+
+A scheme stores blocks of ``block`` weights along a row as unsigned codes and one fp16 scale a block:
+``w = (code - zero_point) * scale``. Adding a scheme takes one row here and two pure packing functions.
+Sources: ggml's ``block_q4_0``, ``block_q8_0`` and ``block_q2_0``; ONNX Runtime contrib operators MatMulNBits and
+GatherBlockQuantized (default zero point ``2 ** (bits - 1)``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq.codecs import gguf_blocks
+
+Codes = NDArray[np.uint8]
+Scales = NDArray[np.float16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scheme:
+    """One row of the geometry table.
+
+    Attributes:
+        name: the field's name for the scheme, lower case.
+        bits: bits of one code.
+        block: weights that share a scale.
+        code_range: smallest and largest code that is used.
+        ggml_type: ggml's type number.
+        pack_gguf: codes ``[rows, blocks, block]`` and scales ``[rows, blocks]`` to rows of GGUF bytes.
+        unpack_gguf: the inverse.
+    """
+
+    name: str
+    bits: int
+    block: int
+    code_range: tuple[int, int]
+    ggml_type: int
+    pack_gguf: Callable[[Codes, Scales], NDArray[np.uint8]]
+    unpack_gguf: Callable[[NDArray[np.uint8]], tuple[Codes, Scales]]
+
+    @property
+    def zero_point(self) -> int:
+        """Code that stands for zero."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits per weight with fp16 scales, as in GGUF and the quantized checkpoint."""
+        return self.bits + 16 / self.block
+
+    def blocks(self, columns: int) -> int:
+        """Number of blocks in a row of ``columns`` weights.
+
+        Raises:
+            ValueError: if the block does not divide the columns.
+        """
+        if columns % self.block:
+            raise ValueError(f"{self.name} needs columns divisible by {self.block}, not {columns}")
+        return columns // self.block
+
+
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("q4_0", 4, 32, (0, 15), 2, gguf_blocks.pack_q4_0, gguf_blocks.unpack_q4_0),
+        # llama.cpp never stores -128; leaving code 0 out keeps the two containers equal.
+        Scheme("q8_0", 8, 32, (1, 255), 8, gguf_blocks.pack_q8_0, gguf_blocks.unpack_q8_0),
+        Scheme("q2_0", 2, 64, (0, 3), 42, gguf_blocks.pack_q2_0, gguf_blocks.unpack_q2_0),
+    )
+}
+
+
+def dequantize(codes: Codes, scales: Scales, scheme: Scheme) -> NDArray[np.float32]:
+    """Decode codes ``[rows, blocks, block]`` and fp16 scales ``[rows, blocks]`` to float32 ``[rows, columns]``."""
+    centred = codes.astype(np.float32) - np.float32(scheme.zero_point)
+    values = centred * scales.astype(np.float32)[..., None]
+    return values.reshape(values.shape[0], -1)
+
+
+def pack_codes(codes: Codes, bits: int) -> NDArray[np.uint8]:
+    """Pack codes of 2, 4 or 8 bits along the last axis, the first code in the lowest bits (ONNX order).
+
+    ``[..., n]`` uint8 becomes ``[..., n * bits / 8]`` uint8.
+    """
+    per_byte = 8 // bits
+    lanes = codes.reshape(*codes.shape[:-1], -1, per_byte)
+    packed = lanes[..., 0].copy()
+    for lane in range(1, per_byte):
+        packed |= lanes[..., lane] << np.uint8(lane * bits)
+    return packed
+
+
+def unpack_codes(packed: NDArray[np.uint8], bits: int) -> Codes:
+    """Inverse of :func:`pack_codes`."""
+    mask = np.uint8((1 << bits) - 1)
+    lanes = [(packed >> np.uint8(shift)) & mask for shift in range(0, 8, bits)]
+    return np.stack(lanes, axis=-1).reshape(*packed.shape[:-1], -1)

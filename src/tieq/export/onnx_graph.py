@@ -1,0 +1,65 @@
+"""The float graph: optimum's export of the reference model with past key values, weights under their own names."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tieq.errors import RefusedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def export_float_graph(model: PreTrainedModel, folder: Path) -> Path:
+    """Write the float ONNX graph of a causal language model into ``folder``.
+
+    Constant folding stays off: folded, the weights would be transposed copies under numbers instead of names, and
+    the quantized ones could not be put in their places.
+
+    Returns:
+        The path of ``model.onnx``.
+
+    Raises:
+        RefusedError: if optimum has no exporter for the architecture.
+    """
+    from optimum.exporters.onnx import onnx_export_from_model
+
+    try:
+        with _quiet():
+            onnx_export_from_model(
+                model,
+                folder,
+                task="text-generation-with-past",
+                do_validation=False,
+                do_constant_folding=False,
+                no_post_process=True,
+            )
+    except (ValueError, KeyError, NotImplementedError) as error:
+        raise RefusedError(
+            f"optimum cannot export this architecture to ONNX ({error}).",
+            where=str(model.config.model_type),
+            todo="Export with `--format gguf` only.",
+        ) from error
+    return folder / "model.onnx"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the tracer's warnings off the terminal; they concern branches that the traced shapes do not take."""
+    loggers = [logging.getLogger(name) for name in ("optimum", "transformers", "torch.onnx")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels):
+                logger.setLevel(level)

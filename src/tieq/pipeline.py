@@ -1,0 +1,312 @@
+"""The stages in order. Everything that can be refused is refused before the first byte is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq import artifact, text
+from tieq.calibrate import Statistics, second_moments
+from tieq.errors import RefusedError
+from tieq.plan import Plan, make_plan
+from tieq.progress import say, stage
+from tieq.quantize import QuantizedCheckpoint, quantize
+from tieq.recipe import Recipe, Sampling, dump_recipe
+from tieq.records import TieGraph
+from tieq.report.manifest import container_entries, file_entries, versions
+from tieq.report.markdown import report_markdown
+from tieq.source.base import GgufLayout, ModelSource
+from tieq.source.locate import open_source
+from tieq.source.reference import Inventory, inventory, load_model
+from tieq.source.tie import arithmetic, refuse_unexportable, table_name, tie_graph
+from tieq.source.tokenizer import TOKENIZER_FILES, TextTokenizer, check_rows
+from tieq.validate.run import Validation, validate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FORMATS = ("onnx", "gguf")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A checked export: everything that is known before any weight is touched."""
+
+    model: str
+    source: ModelSource
+    graph: TieGraph
+    table: str
+    parts: Inventory
+    plan: Plan
+    recipe: Recipe
+    layout: GgufLayout | None
+    tokenizer: TextTokenizer | None
+    notes: tuple[str, ...]
+
+    @property
+    def floats(self) -> list[str]:
+        """Tensors that stay float; a tied model's second name for the table is none of them."""
+        planned = {decision.name for decision in self.plan.decisions}
+        tied_names = {self.parts.lookup, self.parts.logits} if self.graph.tied else set()
+        return [name for name in self.parts.shapes if name not in planned | tied_names]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportResult:
+    """What an export made: the folder, its manifest and its checks as they stand in the files."""
+
+    folder: Path
+    manifest: dict[str, Any]
+    checks: dict[str, Any]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate holds."""
+        return bool(self.checks["passed"])
+
+
+def prepare(
+    model: str, recipe: Recipe, formats: tuple[str, ...] = FORMATS, *, tie: bool | None = None
+) -> Job:
+    """Open the model, find its roles, plan, and refuse what cannot be exported.
+
+    Raises:
+        RefusedError: with the reason; nothing has been written.
+    """
+    source = open_source(model)
+    graph = tie_graph(source, tie=tie)
+    for note in graph.notes:
+        say(f"note: {note}")
+    refuse_unexportable(source, graph)
+    _correct_config(source, graph)
+    folder = source.tokenizer_folder()
+    tokenizer = None if folder is None else TextTokenizer(folder, str(source.path))
+    if tokenizer is not None:
+        check_rows(tokenizer, graph.rows, str(source.path))
+    parts = inventory(source.config)
+    table = table_name(source, graph)
+    missing = [
+        name
+        for name in parts.shapes
+        if name not in set(source.names()) and not (graph.tied and name in (parts.lookup, parts.logits))
+    ]
+    if missing:
+        raise RefusedError(
+            f"{len(missing)} tensors of the model are not stored, first '{missing[0]}'; random ones are never used.",
+            where=str(source.path),
+            todo="Download the checkpoint again.",
+        )
+    plan = make_plan(parts, graph, recipe, formats, table)
+    notes = list(graph.notes)
+    for decision in plan.decisions:
+        if decision.reason != "recipe":
+            notes.append(f"{decision.name}: {decision.scheme}, {decision.bits_per_weight} bits/weight ({decision.reason})")
+    for note in notes[len(graph.notes) :]:
+        say(f"note: {note}")
+    if tokenizer is None:
+        notes.append("no tokenizer: no calibration, and the runtimes are compared on random token ids.")
+        say(f"note: {notes[-1]}")
+    job = Job(model, source, graph, table, parts, plan, recipe, None, tokenizer, tuple(notes))
+    layout = None
+    if "gguf" in formats:
+        names = [decision.name for decision in plan.decisions] + job.floats
+        shapes = {name: source.info(name).shape for name in names}
+        tables = {decision.name for decision in plan.tables}
+        layout = source.gguf_layout(shapes, tables, recipe.gguf.pre_tokenizer)
+    return dataclasses.replace(job, layout=layout)
+
+
+def _correct_config(source: ModelSource, graph: TieGraph) -> None:
+    """Rows of the table are authoritative, and so is the verdict on the tie."""
+    source.config["vocab_size"] = graph.rows
+    source.config["tie_word_embeddings"] = graph.tied
+
+
+def export(
+    model: str,
+    recipe: Recipe,
+    out: Path,
+    formats: tuple[str, ...] = FORMATS,
+    *,
+    tie: bool | None = None,
+    calibration: list[Path] | None = None,
+    evaluation: list[Path] | None = None,
+) -> ExportResult:
+    """Quantize a model once, write its containers, validate them, and put the folder in place.
+
+    Args:
+        model: alias, hub id, folder or ``.gguf`` file.
+        recipe: precision, sampling and gates.
+        out: artifact folder; an earlier one of tieq's is replaced as a whole at the end.
+        formats: containers to write.
+        tie: see :func:`tieq.source.tie.tie_graph`.
+        calibration: text files instead of the default calibration text.
+        evaluation: text files instead of the default evaluation text.
+
+    Raises:
+        TieqError: on bad input, before anything is written to ``out``.
+    """
+    artifact.check_target(out)
+    calibration_text = text.file_corpus(calibration) if calibration else text.default_corpus(text.CALIBRATION)
+    evaluation_text = text.file_corpus(evaluation) if evaluation else text.default_corpus(text.EVALUATION)
+    job = prepare(model, recipe, formats, tie=tie)
+    with stage("reference model"):
+        reference = load_model(job.source, tied=job.graph.tied, table=job.table)
+    evaluated = _sequences(job, evaluation_text, recipe.evaluation)
+    with artifact.staged(out) as folder:
+        statistics, calibrated = _calibrate(job, reference, calibration_text, folder)
+        _write_documents(job, folder)
+        checkpoint_path = folder / "quantized.safetensors"
+        quantize(job.source, job.plan, job.floats, checkpoint_path, statistics, job.parts.logits)
+        files = _write_containers(job, reference, QuantizedCheckpoint(checkpoint_path), folder)
+        validation = validate(
+            files,
+            sequences=evaluated,
+            allowed=allowed_ids(job.tokenizer, job.graph.rows),
+            reference=torch_logits(reference),
+            gates=recipe.gates,
+            expect_tied=job.graph.tied,
+        )
+        description = evaluation_text.description if job.tokenizer else "random token ids"
+        used = {
+            "calibration": calibrated,
+            "evaluation": describe_sequences(evaluated, description, evaluation_text.sha256),
+        }
+        manifest, checks = _finish(job, folder, validation, used, formats)
+    return ExportResult(out, manifest, checks)
+
+
+def allowed_ids(tokenizer: TextTokenizer | None, rows: int) -> NDArray[np.bool_]:
+    """Ids that the tokenizer can emit, ``[rows]``; all of them without a tokenizer."""
+    if tokenizer is None:
+        return np.ones(rows, dtype=bool)
+    mask = np.zeros(rows, dtype=bool)
+    mask[sorted(tokenizer.ids)] = True
+    return mask
+
+
+def torch_logits(model: PreTrainedModel) -> Any:
+    """Logits of one sequence from the reference model, ``[length] -> [length, vocab]``."""
+    import torch
+
+    def run(ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        with torch.no_grad():
+            found: NDArray[np.float32] = model(torch.from_numpy(ids)[None], use_cache=False).logits[0].numpy()
+        return found
+
+    return run
+
+
+def describe_sequences(sequences: text.Sequences, description: str, sha256: str) -> dict[str, Any]:
+    """What was run, for the manifest."""
+    count, length = sequences.ids.shape
+    return {
+        "description": description,
+        "sha256": sha256,
+        "sequences": count,
+        "length": length,
+        "has_bos": sequences.has_bos,
+        "domains": list(dict.fromkeys(sequences.domains)),
+    }
+
+
+def _sequences(job: Job, corpus: text.Corpus, sampling: Sampling) -> text.Sequences:
+    limit = int(job.source.config.get("max_position_embeddings") or job.source.config.get("n_positions") or 1 << 20)
+    length = min(sampling.length, limit)
+    if job.tokenizer is not None:
+        return text.cut_sequences(corpus, job.tokenizer, sampling.sequences, length)
+    ids = np.random.default_rng(0).integers(0, job.graph.rows, (sampling.sequences, length))
+    return text.Sequences(ids, ("random ids",) * sampling.sequences, False)
+
+
+def _calibrate(
+    job: Job, model: PreTrainedModel, corpus: text.Corpus, folder: Path
+) -> tuple[Statistics | None, dict[str, Any]]:
+    if job.recipe.effort == "quick" or job.tokenizer is None:
+        return None, {"description": "none"}
+    sequences = _sequences(job, corpus, job.recipe.calibration)
+    statistics = second_moments(model, sequences)
+    statistics.save(folder / "calibration.safetensors", {"text_sha256": corpus.sha256})
+    return statistics, describe_sequences(sequences, corpus.description, corpus.sha256)
+
+
+def _write_documents(job: Job, folder: Path) -> None:
+    (folder / "recipe.yaml").write_text(dump_recipe(job.recipe), encoding="utf-8")
+    artifact.write_json(folder / "tie_graph.json", graph_json(job.source, job.graph))
+    artifact.write_json(folder / "plan.json", job.plan.to_json())
+
+
+def graph_json(source: ModelSource, graph: TieGraph) -> dict[str, Any]:
+    """The tie graph with its arithmetic."""
+    found = arithmetic(source, graph)
+    derived = {
+        "table": found.table,
+        "body": found.body,
+        "tied_total": found.tied_total,
+        "untied_total": found.untied_total,
+        "saved_share": found.saved_share,
+    }
+    return {**graph.to_json(), "arithmetic": derived}
+
+
+def _write_containers(
+    job: Job, model: PreTrainedModel, checkpoint: QuantizedCheckpoint, folder: Path
+) -> list[Path]:
+    from tieq.export.gguf import write_gguf
+    from tieq.export.onnx import write_onnx
+
+    files = []
+    if "onnx" in job.plan.formats:
+        (folder / "onnx").mkdir()
+        files.append(
+            write_onnx(
+                model,
+                checkpoint,
+                folder / "onnx",
+                lookup=job.parts.lookup,
+                logits=job.parts.logits,
+                table=job.table if job.graph.tied else None,
+                accuracy_level=job.recipe.onnx.accuracy_level,
+            )
+        )
+        if job.tokenizer is not None:
+            artifact.copy_files(job.tokenizer.folder, folder / "onnx", TOKENIZER_FILES)
+    if job.layout is not None:
+        (folder / "gguf").mkdir()
+        body = next((d.scheme for d in job.plan.decisions if d.role == "body"), "f16")
+        files.append(write_gguf(checkpoint, job.layout, folder / "gguf", body))
+    return files
+
+
+def _finish(
+    job: Job, folder: Path, validation: Validation, used: dict[str, Any], formats: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    checks = json.loads(json.dumps(validation.to_json()))
+    artifact.write_json(folder / "checks.json", checks)
+    manifest = {
+        "format": 1,
+        "source": {
+            "model": job.model,
+            "label": job.source.label,
+            "origin": job.source.origin,
+            "fingerprint": job.source.fingerprint(),
+        },
+        "tied": job.graph.tied,
+        "formats": list(formats),
+        "recipe": {"name": job.recipe.name, "description": job.recipe.description},
+        "effort": job.recipe.effort,
+        **used,
+        "notes": list(job.notes),
+        "versions": versions(),
+        "containers": container_entries(checks),
+        "files": file_entries(folder),
+    }
+    artifact.write_json(folder / "manifest.json", manifest)
+    graph = json.loads((folder / "tie_graph.json").read_text(encoding="utf-8"))
+    (folder / "report.md").write_text(report_markdown(manifest, checks, graph), encoding="utf-8")
+    return manifest, checks

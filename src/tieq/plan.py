@@ -1,0 +1,108 @@
+"""The only place where a precision is decided: recipe, roles and geometry in, one decision a matrix out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from tieq.codecs import ggml
+from tieq.codecs.schemes import SCHEMES
+from tieq.errors import RefusedError
+from tieq.recipe import Precision, Recipe
+from tieq.records import Decision, TieGraph
+from tieq.source.reference import Inventory
+
+# What llama.cpp's quantizer falls back to where a type's block does not divide the columns, and its last resort.
+_FALLBACK = {
+    "q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "iq4_xs": "iq4_nl",
+    "iq3_s": "iq4_nl", "iq3_xxs": "iq4_nl", "iq2_s": "iq4_nl", "iq2_xs": "iq4_nl", "iq2_xxs": "iq4_nl",
+    "iq1_s": "iq4_nl", "iq1_m": "iq4_nl", "tq1_0": "q4_0", "tq2_0": "q4_0", "q1_0": "q4_0", "q2_0": "q4_0",
+}  # fmt: skip
+_LAST_RESORT = "f16"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Decisions in the model's order: vocabulary tables first, then the body."""
+
+    decisions: tuple[Decision, ...]
+    formats: tuple[str, ...]
+    recipe: str
+
+    def __getitem__(self, name: str) -> Decision:
+        return next(decision for decision in self.decisions if decision.name == name)
+
+    @property
+    def tables(self) -> tuple[Decision, ...]:
+        """Decisions of the vocabulary tables: one when shared, two when not."""
+        return tuple(decision for decision in self.decisions if decision.role != "body")
+
+    def packed_bytes(self) -> int:
+        """Bytes of all planned matrices, scales included, fp16 scales."""
+        return sum(int(d.rows * d.columns * d.bits_per_weight / 8) for d in self.decisions)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionary for ``plan.json``."""
+        return {**dataclasses.asdict(self), "packed_bytes": self.packed_bytes()}
+
+
+def make_plan(
+    parts: Inventory, graph: TieGraph, recipe: Recipe, formats: tuple[str, ...], table: str
+) -> Plan:
+    """Decide the scheme of every matrix.
+
+    Args:
+        parts: the model's matrices.
+        graph: which tables are shared.
+        recipe: what is wished for.
+        formats: containers that will be written, ``onnx`` and ``gguf``.
+        table: canonical name of the shared table's tensor.
+
+    Raises:
+        RefusedError: if a container cannot hold a wished scheme; the message names the containers that can.
+    """
+    decisions = []
+    if graph.tied:
+        decisions.append(_decide(table, "table", graph.rows, graph.columns, recipe.precision("table"), formats))
+    else:
+        for name, role in ((parts.lookup, "lookup"), (parts.logits, "logits")):
+            decisions.append(
+                _decide(name, role, graph.rows, graph.columns, recipe.precision(role), formats)
+            )
+    for matrix in parts.body:
+        made = _decide(matrix.name, "body", matrix.rows, matrix.columns, recipe.precision("body"), formats)
+        decisions.append(dataclasses.replace(made, transposed=matrix.transposed))
+    return Plan(tuple(decisions), formats, recipe.name)
+
+
+def _decide(
+    name: str, role: str, rows: int, columns: int, wish: Precision, formats: tuple[str, ...]
+) -> Decision:
+    scheme, reason = wish.scheme, "recipe"
+    chain: list[str] = [scheme]
+    while columns % _block(chain[-1]):
+        chain.append(_FALLBACK.get(chain[-1], _LAST_RESORT))
+    chosen = chain[-1]
+    if len(chain) > 1:
+        why = f"{columns} columns are not divisible by {_block(scheme)}"
+        reason = f"fallback from {scheme}: {why}"
+    _check_formats(name, chosen, formats)
+    if chosen in SCHEMES:
+        solver, bits = wish.solver, SCHEMES[chosen].bits_per_weight
+    else:
+        solver, bits = ("cast" if chosen == "f16" else "ggml"), ggml.bits_per_weight(chosen)
+    return Decision(name, role, rows, columns, chosen, solver, bits, reason)
+
+
+def _block(scheme: str) -> int:
+    return SCHEMES[scheme].block if scheme in SCHEMES else ggml.block_size(scheme)
+
+
+def _check_formats(name: str, scheme: str, formats: tuple[str, ...]) -> None:
+    if "onnx" in formats and scheme not in SCHEMES and scheme != "f16":
+        exact = ", ".join([*SCHEMES, "f16"])
+        raise RefusedError(
+            f"ONNX operators cannot hold {scheme}.",
+            where=name,
+            todo=f"Use one of {exact} (bits 2, 4, 8), or export with `--format gguf` only.",
+        )

@@ -1,0 +1,133 @@
+"""Recipes: what precision is wished for, by role, and the gates that the result must hold. Reads no weights."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tieq.errors import TieqError
+
+SchemeName = Literal[
+    "q2_0", "q4_0", "q8_0", "f16", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq2_xxs",
+    "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "iq1_s", "iq1_m", "bf16", "tq1_0", "tq2_0", "mxfp4",
+    "q1_0",
+]  # fmt: skip
+# Schemes by bits; those that only GGUF holds are refused for ONNX when the plan is made.
+BITS: dict[int, SchemeName] = {2: "q2_0", 3: "q3_k", 4: "q4_0", 5: "q5_0", 6: "q6_k", 8: "q8_0"}
+Effort = Literal["quick", "standard"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Precision(_Strict):
+    """The scheme of one role and the solver that rounds to it."""
+
+    scheme: SchemeName = "q4_0"
+    solver: Literal["nearest", "scale-search"] = "scale-search"
+
+
+class Sampling(_Strict):
+    """How much text is run: sequences and tokens in each."""
+
+    sequences: int = Field(8, ge=2, le=4096)
+    length: int = Field(256, ge=8, le=8192)
+
+
+class Gates(_Strict):
+    """Bounds on what a runtime measures; None leaves a bound out. The table's copies are always checked."""
+
+    max_kl: float | None = Field(None, gt=0, description="mean KL to the reference, nats per token")
+    min_top1: float | None = Field(None, ge=0, le=1, description="share of positions with the same best token")
+    max_perplexity_ratio: float | None = Field(None, gt=0)
+
+
+class OnnxOptions(_Strict):
+    """What only the ONNX container knows."""
+
+    accuracy_level: Literal[0, 1, 2, 3, 4] = 4
+
+
+class GgufOptions(_Strict):
+    """What only the GGUF container knows."""
+
+    pre_tokenizer: str | None = None
+
+
+class Recipe(_Strict):
+    """A recipe file. ``table`` is the shared table; ``lookup`` and ``logits`` serve models that are untied."""
+
+    name: str = "custom"
+    description: str = ""
+    effort: Effort = "standard"
+    table: Precision = Precision()
+    lookup: Precision | None = None
+    logits: Precision | None = None
+    body: Precision = Precision()
+    calibration: Sampling = Sampling(sequences=16, length=256)
+    evaluation: Sampling = Sampling(sequences=8, length=256)
+    gates: Gates = Gates()
+    onnx: OnnxOptions = OnnxOptions()
+    gguf: GgufOptions = GgufOptions()
+
+    def precision(self, role: str) -> Precision:
+        """Precision of a role: ``table``, ``lookup``, ``logits`` or ``body``."""
+        own = getattr(self, role)
+        chosen: Precision = self.table if own is None else own
+        return chosen
+
+
+def recipe_for_bits(bits: int) -> Recipe:
+    """The built-in recipe of ``--bits``: one scheme for table and body.
+
+    Raises:
+        TieqError: for a number of bits that no scheme has.
+    """
+    if bits not in BITS:
+        raise TieqError(
+            f"--bits {bits} has no scheme.", todo=f"Use one of {', '.join(map(str, BITS))}."
+        )
+    precision = Precision(scheme=BITS[bits])
+    return Recipe(
+        name=f"{bits}-bit",
+        description=f"{BITS[bits]} for the table and the body",
+        table=precision,
+        body=precision,
+    )
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read a recipe file; every problem is reported at once.
+
+    Raises:
+        TieqError: if the file is no YAML mapping, has unknown keys or values out of range.
+    """
+    from ruamel.yaml import YAML, YAMLError
+
+    try:
+        content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise TieqError(f"cannot be read as YAML ({error}).", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise TieqError("is no mapping of recipe keys.", where=str(path))
+    try:
+        return Recipe.model_validate(content)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
+        )
+        raise TieqError(f"{problems}.", where=str(path), todo="Correct these keys.") from error
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The recipe as YAML, every key spelled out."""
+    from ruamel.yaml import YAML
+
+    stream = StringIO()
+    content: dict[str, Any] = recipe.model_dump(mode="json")
+    YAML().dump(content, stream)
+    return stream.getvalue()

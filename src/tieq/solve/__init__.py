@@ -1,0 +1,34 @@
+"""Rounding solvers. Each is one function: weights, scheme and importance in, codes and scales out."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq.codecs.schemes import Codes, Scales, Scheme
+from tieq.solve.nearest import nearest
+from tieq.solve.scale_search import scale_search
+
+
+class Solver(Protocol):
+    """The signature of a solver.
+
+    Args:
+        weights: ``[rows, columns]`` float32.
+        scheme: the grid.
+        importance: weight of an error in each column, ``[columns]`` float32, or None for equal weights.
+
+    Returns:
+        codes ``[rows, blocks, block]`` uint8 and scales ``[rows, blocks]`` float16.
+    """
+
+    def __call__(
+        self, weights: NDArray[np.float32], scheme: Scheme, importance: NDArray[np.float32] | None = None
+    ) -> tuple[Codes, Scales]:
+        """Round the weights to the scheme's grid."""
+        ...
+
+
+SOLVERS: dict[str, Solver] = {"nearest": nearest, "scale-search": scale_search}

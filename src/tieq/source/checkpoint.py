@@ -1,0 +1,229 @@
+"""A checkpoint folder: ``config.json`` and safetensors, sharded or not. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq.errors import RefusedError
+from tieq.records import TensorInfo
+from tieq.source.base import GgufLayout, ModelSource, text_config
+from tieq.source.converter import Converter
+
+INDEX = "model.safetensors.index.json"
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Parse a JSON object.
+
+    Raises:
+        RefusedError: if the file cannot be read or is no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RefusedError(f"cannot be read as JSON ({error}).", where=str(path)) from error
+    if not isinstance(content, dict):
+        raise RefusedError("is not a JSON object.", where=str(path))
+    return content
+
+
+class CheckpointSource(ModelSource):
+    """A Hugging Face checkpoint folder.
+
+    Raises:
+        RefusedError: on missing or damaged shards, pickled or quantized weights, empty tensors.
+    """
+
+    def __init__(self, path: Path, *, label: str | None = None, origin: str | None = None) -> None:
+        self.path = path
+        self.label = label or path.resolve().name
+        self.origin = origin or f"checkpoint folder {path}"
+        self.full_config = read_json(path / "config.json")
+        self.config = text_config(self.full_config, str(path / "config.json"))
+        self._refuse_quantized()
+        self._handles: dict[Path, Any] = {}
+        self._stored: dict[str, tuple[Path, TensorInfo]] = {}
+        for shard in self._shards():
+            self._open(shard)
+        self._check_index()
+        self._by_canonical = {self._canonical(name): name for name in self._stored}
+
+    def _refuse_quantized(self) -> None:
+        found = self.full_config.get("quantization_config") or self.config.get("quantization_config")
+        if found:
+            method = found.get("quant_method", "unknown") if isinstance(found, dict) else found
+            raise RefusedError(
+                f"the checkpoint is already quantized (method '{method}').",
+                where=str(self.path / "config.json"),
+                todo="Use the original float checkpoint.",
+            )
+
+    def _shards(self) -> list[Path]:
+        single, index = self.path / "model.safetensors", self.path / INDEX
+        if index.exists():
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise RefusedError("has no 'weight_map'.", where=str(index))
+            names = sorted(set(weight_map.values()))
+            for name in names:
+                if not isinstance(name, str) or Path(name).name != name or name in ("..", "."):
+                    raise RefusedError(f"names the shard {name!r} outside its folder.", where=str(index))
+            missing = [name for name in names if not (self.path / name).is_file()]
+            if missing:
+                raise RefusedError(
+                    f"shards are missing: {', '.join(missing)}.",
+                    where=str(self.path),
+                    todo="Download the checkpoint again.",
+                )
+            return [self.path / name for name in names]
+        if single.exists():
+            return [single]
+        others = sorted(self.path.glob("*.safetensors"))
+        if len(others) == 1:
+            return others
+        pickled = sorted(p.name for p in self.path.glob("*.bin")) + sorted(
+            p.name for p in self.path.glob("*.pt*")
+        )
+        if pickled:
+            raise RefusedError(
+                f"the weights are pickled ({pickled[0]}), and unpickling can run code.",
+                where=str(self.path),
+                todo="Save the model with safetensors first.",
+            )
+        raise RefusedError(
+            "no model.safetensors and no index were found.",
+            where=str(self.path),
+            todo="Point at a folder that holds config.json and safetensors files.",
+        )
+
+    def _open(self, shard: Path) -> None:
+        import ml_dtypes  # noqa: F401  registers bfloat16 with numpy, which safetensors then uses
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            handle = safe_open(str(shard), framework="numpy")
+        except (SafetensorError, OSError) as error:
+            raise RefusedError(
+                f"cannot be read as safetensors ({error}).",
+                where=str(shard),
+                todo="The file is truncated or damaged; download it again.",
+            ) from error
+        self._handles[shard] = handle
+        for name in handle.keys():  # noqa: SIM118  safe_open is no mapping
+            view = handle.get_slice(name)
+            shape, dtype = tuple(view.get_shape()), view.get_dtype()
+            info = TensorInfo(name, shape, dtype, 0)
+            if info.parameters == 0:
+                raise RefusedError(f"tensor '{name}' is empty (shape {list(shape)}).", where=str(shard))
+            nbytes = info.parameters * _ITEM_BYTES.get(dtype, 1)
+            self._stored[name] = (shard, TensorInfo(name, shape, dtype, nbytes))
+
+    def _check_index(self) -> None:
+        index = self.path / INDEX
+        if not index.exists():
+            return
+        weight_map = read_json(index)["weight_map"]
+        wrong = sorted(
+            name
+            for name in set(weight_map) | set(self._stored)
+            if name not in weight_map
+            or name not in self._stored
+            or self._stored[name][0].name != weight_map[name]
+        )
+        if wrong:
+            raise RefusedError(
+                f"the index and the shards disagree about {len(wrong)} tensors, first '{wrong[0]}'.",
+                where=str(index),
+                todo="Download the checkpoint again.",
+            )
+
+    def _canonical(self, name: str) -> str:
+        """Name in the family's causal language model: no multimodal part, the base model's prefix present."""
+        prefix, logits = self.family.prefix, self.family.logits_name
+        name = re.sub(r"^(model\.)?language_model\.(model\.)?(?!lm_head)", prefix, name)
+        name = name.removeprefix("language_model.")
+        head_names = {logits, logits.replace(".weight", ".bias")}
+        for candidate in (logits, logits.replace(".weight", ".bias")):
+            if name == f"model.{candidate}":
+                return candidate
+        if name in head_names or name.startswith(prefix):
+            return name
+        return prefix + name
+
+    def names(self) -> list[str]:
+        """Canonical tensor names in stored order."""
+        return list(self._by_canonical)
+
+    def info(self, name: str) -> TensorInfo:
+        """Stored name, shape, type and bytes of a canonical tensor."""
+        return self._stored[self._by_canonical[name]][1]
+
+    def read(self, name: str, rows: slice = slice(None)) -> NDArray[np.float32]:
+        """Values of a canonical tensor, or of a slice of its rows, as float32."""
+        return self.read_role(self.info(name), rows)
+
+    def role_tensors(self) -> tuple[TensorInfo | None, TensorInfo | None]:
+        """Stored tensors under the family's lookup and logits names."""
+        names = (self.family.lookup_name, self.family.logits_name)
+        lookup, logits = (self.info(n) if n in self._by_canonical else None for n in names)
+        return lookup, logits
+
+    def read_role(self, info: TensorInfo, rows: slice = slice(None)) -> NDArray[np.float32]:
+        """Rows of a stored tensor as float32."""
+        shard = self._stored[info.name][0]
+        values = self._handles[shard].get_slice(info.name)[rows]
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+    def parameters(self) -> int:
+        """Number of stored parameters, all tensors."""
+        return sum(info.parameters for _, info in self._stored.values())
+
+    def tokenizer_folder(self) -> Path | None:
+        """The checkpoint folder, if it holds a tokenizer."""
+        markers = ("tokenizer.json", "tokenizer.model", "vocab.json")
+        return self.path if any((self.path / marker).exists() for marker in markers) else None
+
+    def gguf_layout(
+        self, tensors: dict[str, tuple[int, ...]], tables: set[str], pre_tokenizer: str | None
+    ) -> GgufLayout:
+        """Ask llama.cpp's converter."""
+        if self.tokenizer_folder() is None:
+            raise RefusedError(
+                "no tokenizer was found, and a GGUF file needs one.",
+                where=str(self.path),
+                todo="Put the tokenizer's files beside the weights, or export with `--format onnx` only.",
+            )
+        config = {**self.config, "architectures": [self._architecture()]}
+        config["vocab_size"] = next(tensors[name][0] for name in sorted(tables))
+        with Converter(
+            config, self.tokenizer_folder(), name=self.label, pre_tokenizer=pre_tokenizer
+        ) as converter:
+            metadata = converter.metadata()
+            placements = {
+                name: converter.place(name, shape, table=name in tables) for name, shape in tensors.items()
+            }
+            return GgufLayout(metadata, placements, dict(converter.extra_tensors()))
+
+    def _architecture(self) -> str:
+        """The causal language model's class: the family's where the checkpoint names a multimodal one."""
+        named = (self.config.get("architectures") or self.full_config.get("architectures") or [""])[0]
+        return self.family.architecture or str(named)
+
+    def fingerprint(self) -> str:
+        """SHA-256 over ``config.json`` and every shard, in order of name."""
+        digest = hashlib.sha256()
+        for path in [self.path / "config.json", *sorted(self._handles)]:
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(path.open("rb"))
+                while block := file.read(1 << 22):
+                    digest.update(block)
+        return digest.hexdigest()

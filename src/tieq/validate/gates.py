@@ -1,0 +1,90 @@
+"""Gates: each compares one measured number with one bound, unrounded, and says what it saw."""
+
+from __future__ import annotations
+
+from tieq.recipe import Gates
+from tieq.records import Check, Payload
+from tieq.validate.measure import Measurement
+from tieq.validate.structure import Structure, first_difference
+
+
+def structure_checks(structure: Structure, expect_tied: bool | None) -> list[Check]:
+    """How many copies of one table a file holds, and whether any table is read by nobody.
+
+    Two tables are right when each plays one role and their values differ, or when two were meant
+    (``expect_tied`` False); two equal ones are otherwise a lost tie.
+    """
+    payloads = structure.payloads
+    idle = [payload for payload in payloads if not payload.readers]
+    role_payloads = [payload for payload in payloads if payload.readers]
+    equal = structure.shared or (expect_tied is not False and _roles_equal(structure))
+    copies = len(payloads) if equal else 1 + len(idle)
+    detail = "one payload, read by lookup and logits" if structure.shared else ""
+    if not structure.shared:
+        detail = "; ".join(f"{_describe(payload)}" for payload in role_payloads)
+        if not equal:
+            detail = f"untied, a table for each role: {detail}"
+    if copies > 1:
+        first = next((p for p in payloads if "lookup" in p.readers), payloads[0])
+        others = [payload for payload in payloads if payload is not first]
+        detail = f"first copy: {_describe(first)}; further copy: " + "; ".join(map(_describe, others))
+    checks = [Check("table copies", structure.container, copies, "exactly 1", copies == 1, detail)]
+    if expect_tied and not structure.shared and not equal:
+        checks.append(
+            Check("tie kept", structure.container, "two different tables", "one shared table", False, detail)
+        )
+    return checks
+
+
+def _roles_equal(structure: Structure) -> bool:
+    return first_difference(structure.read_lookup, structure.read_logits, structure.rows) is None
+
+
+def _describe(payload: Payload) -> str:
+    readers = " and ".join(payload.readers) or "nobody"
+    return f"{', '.join(payload.names)} ({payload.scheme}) in {payload.location}, read by {readers}"
+
+
+def equality_checks(structures: list[Structure]) -> list[Check]:
+    """Whether the containers decode to the same table, bit for bit, in both roles."""
+    checks = []
+    first = structures[0]
+    for other in structures[1:]:
+        subject = f"{first.container} = {other.container}"
+        if (first.rows, first.columns) != (other.rows, other.columns):
+            sizes = f"{first.rows} x {first.columns} and {other.rows} x {other.columns}"
+            checks.append(Check("decoded table", subject, sizes, "same size", False))
+            continue
+        for role, left, right in (
+            ("lookup", first.read_lookup, other.read_lookup),
+            ("logits", first.read_logits, other.read_logits),
+        ):
+            row = first_difference(left, right, first.rows)
+            value = "bit-identical" if row is None else f"row {row} differs"
+            checks.append(Check(f"decoded table, {role}", subject, value, "bit-identical", row is None))
+    return checks
+
+
+def measurement_checks(measured: Measurement, gates: Gates) -> list[Check]:
+    """The recipe's bounds on one runtime's scores. A bound on KL without a reference fails: it was not measured."""
+    scores = measured.scores
+    bounds = (
+        ("KL", gates.max_kl, scores and scores.kl.value, "at most"),
+        ("top-1", gates.min_top1, scores and scores.top1.value, "at least"),
+        (
+            "perplexity ratio",
+            gates.max_perplexity_ratio,
+            scores and scores.perplexity_ratio.value,
+            "at most",
+        ),
+    )
+    checks = []
+    for name, bound, value, sense in bounds:
+        if bound is None:
+            continue
+        if value is None:
+            checks.append(Check(name, measured.subject, "not measured", f"{sense} {bound}", False, "no reference"))
+            continue
+        passed = value <= bound if sense == "at most" else value >= bound
+        checks.append(Check(name, measured.subject, value, f"{sense} {bound}", bool(passed)))
+    return checks

@@ -1,0 +1,143 @@
+"""Run container files in their runtimes on the same tokens as the reference, and score them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq.errors import MissingRuntimeError, TieqError
+from tieq.progress import counter
+from tieq.runtimes import runtime, runtimes
+from tieq.runtimes.base import Session
+from tieq.text import Sequences
+from tieq.validate.metrics import Scores, SequenceScore, log_softmax, score_sequence, summarize
+
+Reference = Callable[[NDArray[np.int64]], NDArray[np.float32]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Scores of one runtime in one mode on one file; without a reference only its own perplexity."""
+
+    container: str
+    runtime: str
+    version: str
+    mode: str
+    perplexity: float
+    scores: Scores | None
+    by_domain: dict[str, Scores]
+
+    @property
+    def subject(self) -> str:
+        """Name of the runtime and mode."""
+        return f"{self.runtime}, {self.mode}" if self.mode else self.runtime
+
+
+@dataclasses.dataclass
+class _Running:
+    """A session and what it has scored so far."""
+
+    container: str
+    runtime: str
+    version: str
+    mode: str
+    session: Session
+    scores: list[tuple[str, SequenceScore]] = dataclasses.field(default_factory=list)
+    nll: float = 0.0
+    predictions: int = 0
+
+
+def measure(
+    files: list[Path],
+    sequences: Sequences,
+    allowed: NDArray[np.bool_],
+    reference: Reference | None,
+    wanted: list[str] | None = None,
+) -> list[Measurement]:
+    """Run every file in every runtime that takes it.
+
+    Args:
+        files: container files.
+        sequences: tokens to run.
+        allowed: ``[vocab]``, ids that the tokenizer can emit.
+        reference: logits of the float model for a sequence, or None.
+        wanted: runtime names; None for every runtime that takes one of the files.
+
+    Raises:
+        MissingRuntimeError: if a wanted or needed runtime is not installed.
+        TieqError: if a wanted runtime takes none of the files.
+    """
+    with contextlib.ExitStack() as stack:
+        running = _open_all(stack, files, wanted)
+        text = "validate: " + ", ".join(sorted({item.runtime for item in running}))
+        with counter(text, len(running) * len(sequences.ids), "sequences") as advance:
+            for ids, domain in zip(sequences.ids, sequences.domains):
+                expected = None if reference is None else reference(ids)
+                for item in running:
+                    _score(item, ids, domain, expected, allowed)
+                    advance(1)
+        return [_finish(item) for item in running]
+
+
+def _open_all(stack: contextlib.ExitStack, files: list[Path], wanted: list[str] | None) -> list[_Running]:
+    running = []
+    names = list(runtimes()) if wanted is None else list(dict.fromkeys(wanted))
+    for name in names:
+        adapter = runtime(name)
+        mine = [path for path in files if path.suffix == adapter.suffix]
+        if not mine and wanted is None:
+            continue
+        if not mine:
+            raise TieqError(
+                f"runs {adapter.suffix} files, and there is none.", where=f"--runtime {name}", todo="Leave it out."
+            )
+        state = adapter.availability()
+        if not state.ready:
+            raise MissingRuntimeError("is not installed.", where=f"runtime {name}", todo=f"Get it: {state.how}.")
+        for path in mine:
+            for mode, opened in adapter.modes(path):
+                session = stack.enter_context(opened)
+                running.append(_Running(path.suffix[1:], name, state.version, mode, session))
+    return running
+
+
+def _score(
+    item: _Running,
+    ids: NDArray[np.int64],
+    domain: str,
+    expected: NDArray[np.float32] | None,
+    allowed: NDArray[np.bool_],
+) -> None:
+    found = item.session.logits(ids)
+    if not np.isfinite(found).all():
+        raise TieqError("the runtime returned logits that are NaN or infinite.", where=item.runtime)
+    if expected is not None:
+        score = score_sequence(ids, expected, found, allowed)
+        item.scores.append((domain, score))
+        item.nll, item.predictions = item.nll + score.nll, item.predictions + score.predictions
+        return
+    columns = np.cumsum(allowed) - 1
+    for start in range(0, len(ids) - 1, 32):
+        piece = log_softmax(found[start : min(start + 32, len(ids) - 1), : len(allowed)][:, allowed])
+        for row, position in enumerate(range(start, start + len(piece))):
+            item.nll -= float(piece[row, columns[ids[position + 1]]])
+    item.predictions += len(ids) - 1
+
+
+def _finish(item: _Running) -> Measurement:
+    domains = list(dict.fromkeys(domain for domain, _ in item.scores))
+    return Measurement(
+        container=item.container,
+        runtime=item.runtime,
+        version=item.version,
+        mode=item.mode,
+        perplexity=math.exp(item.nll / item.predictions),
+        scores=summarize([score for _, score in item.scores]) if item.scores else None,
+        by_domain={name: summarize([s for domain, s in item.scores if domain == name]) for name in domains},
+    )

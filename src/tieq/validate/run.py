@@ -1,0 +1,73 @@
+"""Validate container files: structure, equality between containers, runtimes, gates; the result is one document."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq.recipe import Gates
+from tieq.records import Check
+from tieq.text import Sequences
+from tieq.validate.gates import equality_checks, measurement_checks, structure_checks
+from tieq.validate.measure import Measurement, Reference, measure
+from tieq.validate.structure import Structure, prove
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """Everything that validation found."""
+
+    structures: tuple[Structure, ...]
+    measurements: tuple[Measurement, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every gate holds."""
+        return all(check.passed for check in self.checks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionary for ``checks.json``."""
+        return {
+            "passed": self.passed,
+            "checks": [dataclasses.asdict(check) for check in self.checks],
+            "containers": [structure.to_json() for structure in self.structures],
+            "runtimes": [dataclasses.asdict(measured) for measured in self.measurements],
+        }
+
+
+def validate(
+    files: list[Path],
+    *,
+    sequences: Sequences | None,
+    allowed: NDArray[np.bool_] | None,
+    reference: Reference | None,
+    gates: Gates,
+    wanted: list[str] | None = None,
+    expect_tied: bool | None = None,
+) -> Validation:
+    """Prove the structure of each file, then run them.
+
+    Args:
+        files: container files of one model.
+        sequences: tokens to run; None proves the structure only.
+        allowed: ``[vocab]``, ids that count; None for all rows.
+        reference: the float model's logits.
+        gates: bounds.
+        wanted: runtime names, None for those that take the files.
+        expect_tied: whether one shared table is expected; None to judge from the file alone.
+    """
+    structures = [prove(path) for path in files]
+    checks = [check for structure in structures for check in structure_checks(structure, expect_tied)]
+    if len(structures) > 1:
+        checks += equality_checks(structures)
+    measurements: list[Measurement] = []
+    if sequences is not None:
+        mask = np.ones(structures[0].rows, dtype=bool) if allowed is None else allowed
+        measurements = measure(files, sequences, mask, reference, wanted)
+        checks += [check for item in measurements for check in measurement_checks(item, gates)]
+    return Validation(tuple(structures), tuple(measurements), tuple(checks))

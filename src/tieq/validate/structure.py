@@ -1,0 +1,92 @@
+"""What a container's tables look like, however it was written: the record that both structure proofs fill."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq.errors import TieqError
+from tieq.records import Payload
+
+RowReader = Callable[[slice], NDArray[np.float32]]
+CHUNK_ROWS = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """The vocabulary tables of one file.
+
+    Attributes:
+        container: ``onnx`` or ``gguf``.
+        file_bytes: bytes of the file and of its external data.
+        rows: rows of the table.
+        columns: its columns.
+        payloads: every stored run of bytes that holds a table of this size, each once.
+        read_lookup: decodes rows of the table that the lookup role reads.
+        read_logits: the same for the logits role.
+    """
+
+    container: str
+    path: Path
+    file_bytes: int
+    rows: int
+    columns: int
+    payloads: tuple[Payload, ...]
+    read_lookup: RowReader
+    read_logits: RowReader
+
+    @property
+    def shared(self) -> bool:
+        """Whether one payload is read by both roles."""
+        return any({"lookup", "logits"} <= set(payload.readers) for payload in self.payloads)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of all table payloads, scales included."""
+        return sum(payload.nbytes for payload in self.payloads)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionary for ``checks.json`` and the manifest."""
+        return {
+            "container": self.container,
+            "file_bytes": self.file_bytes,
+            "rows": self.rows,
+            "columns": self.columns,
+            "shared": self.shared,
+            "table_bytes": self.table_bytes,
+            "payloads": [dataclasses.asdict(payload) for payload in self.payloads],
+        }
+
+
+def prove(path: Path) -> Structure:
+    """Open a container file and find its tables.
+
+    Raises:
+        TieqError: if the file is neither ONNX nor GGUF, or damaged.
+    """
+    if path.suffix == ".gguf":
+        from tieq.validate.gguf_structure import gguf_structure
+
+        return gguf_structure(path)
+    if path.suffix == ".onnx":
+        from tieq.validate.onnx_structure import onnx_structure
+
+        return onnx_structure(path)
+    raise TieqError(
+        f"a '{path.suffix}' file cannot be validated.", where=str(path), todo="Give an .onnx or a .gguf file."
+    )
+
+
+def first_difference(left: RowReader, right: RowReader, rows: int) -> int | None:
+    """First row whose decoded values differ in any bit between two readers, or None."""
+    for start in range(0, rows, CHUNK_ROWS):
+        chunk = slice(start, min(start + CHUNK_ROWS, rows))
+        unequal = (left(chunk).view(np.uint32) != right(chunk).view(np.uint32)).any(axis=1)
+        if unequal.any():
+            return start + int(unequal.argmax())
+    return None
