@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -51,11 +50,11 @@ def staged(out: Path) -> Iterator[Path]:
 
 def _swap(folder: Path, out: Path) -> None:
     if not out.exists():
-        os.rename(folder, out)
+        folder.rename(out)
         return
     old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
-    os.rename(out, old / out.name)
-    os.rename(folder, out)
+    out.rename(old / out.name)
+    folder.rename(out)
     shutil.rmtree(old, ignore_errors=True)
 
 

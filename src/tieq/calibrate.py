@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tieq.progress import counter
+from tieq.source.reference import ReferenceModel
 from tieq.text import Sequences
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Statistics:
         save_file(dict(sorted(self.second_moments.items())), path, metadata=metadata)
 
 
-def second_moments(model: PreTrainedModel, sequences: Sequences) -> Statistics:
+def second_moments(model: ReferenceModel, sequences: Sequences) -> Statistics:
     """Run the float model over the sequences and average the squared inputs of each linear layer.
 
     The statistic of the logits role stands under the name of the module that computes the logits.
@@ -54,13 +52,13 @@ def second_moments(model: PreTrainedModel, sequences: Sequences) -> Statistics:
 
     handles = [
         module.register_forward_hook(watch(f"{name}.weight"))
-        for name, module in model.named_modules()
+        for name, module in model.module.named_modules()
         if type(module).__name__ in ("Linear", "Conv1D")
     ]
     try:
         with torch.no_grad(), counter("calibration", len(sequences.ids), "sequences") as advance:
             for row in sequences.ids:
-                model(torch.from_numpy(row)[None], use_cache=False)
+                model.module(torch.from_numpy(row)[None], use_cache=False)
                 advance(1)
     finally:
         for handle in handles:
@@ -75,4 +73,5 @@ def usable_importance(moments: NDArray[np.float32] | None) -> NDArray[np.float32
     if moments is None or not np.isfinite(moments).all() or not moments.any():
         return None
     # A column that calibration never excited still matters a little elsewhere.
-    return (moments + np.float32(0.01) * moments.mean()).astype(np.float32)
+    raised: NDArray[np.float32] = (moments + np.float32(0.01) * moments.mean()).astype(np.float32)
+    return raised

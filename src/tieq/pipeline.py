@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,10 @@ from tieq.report.manifest import container_entries, file_entries, versions
 from tieq.report.markdown import report_markdown
 from tieq.source.base import GgufLayout, ModelSource
 from tieq.source.locate import open_source
-from tieq.source.reference import Inventory, inventory, load_model
+from tieq.source.reference import Inventory, ReferenceModel, inventory, load_model
 from tieq.source.tie import arithmetic, refuse_unexportable, table_name, tie_graph
 from tieq.source.tokenizer import TOKENIZER_FILES, TextTokenizer, check_rows
 from tieq.validate.run import Validation, validate
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 FORMATS = ("onnx", "gguf")
 
@@ -70,9 +67,7 @@ class ExportResult:
         return bool(self.checks["passed"])
 
 
-def prepare(
-    model: str, recipe: Recipe, formats: tuple[str, ...] = FORMATS, *, tie: bool | None = None
-) -> Job:
+def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = FORMATS, *, tie: bool | None = None) -> Job:
     """Open the model, find its roles, plan, and refuse what cannot be exported.
 
     Raises:
@@ -103,9 +98,11 @@ def prepare(
         )
     plan = make_plan(parts, graph, recipe, formats, table)
     notes = list(graph.notes)
-    for decision in plan.decisions:
-        if decision.reason != "recipe":
-            notes.append(f"{decision.name}: {decision.scheme}, {decision.bits_per_weight} bits/weight ({decision.reason})")
+    notes += [
+        f"{decision.name}: {decision.scheme}, {decision.bits_per_weight} bits/weight ({decision.reason})"
+        for decision in plan.decisions
+        if decision.reason != "recipe"
+    ]
     for note in notes[len(graph.notes) :]:
         say(f"note: {note}")
     if tokenizer is None:
@@ -114,6 +111,12 @@ def prepare(
     job = Job(model, source, graph, table, parts, plan, recipe, None, tokenizer, tuple(notes))
     layout = None
     if "gguf" in formats:
+        if graph.tied and not source.family.gguf_can_share:
+            raise RefusedError(
+                f"llama.cpp cannot share one table in the '{source.family.gguf}' architecture: it insists on a second.",
+                where=str(source.path),
+                todo="Export with `--format onnx` only.",
+            )
         names = [decision.name for decision in plan.decisions] + job.floats
         shapes = {name: source.info(name).shape for name in names}
         tables = {decision.name for decision in plan.tables}
@@ -168,7 +171,7 @@ def export(
             files,
             sequences=evaluated,
             allowed=allowed_ids(job.tokenizer, job.graph.rows),
-            reference=torch_logits(reference),
+            reference=reference.logits,
             gates=recipe.gates,
             expect_tied=job.graph.tied,
         )
@@ -188,18 +191,6 @@ def allowed_ids(tokenizer: TextTokenizer | None, rows: int) -> NDArray[np.bool_]
     mask = np.zeros(rows, dtype=bool)
     mask[sorted(tokenizer.ids)] = True
     return mask
-
-
-def torch_logits(model: PreTrainedModel) -> Any:
-    """Logits of one sequence from the reference model, ``[length] -> [length, vocab]``."""
-    import torch
-
-    def run(ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        with torch.no_grad():
-            found: NDArray[np.float32] = model(torch.from_numpy(ids)[None], use_cache=False).logits[0].numpy()
-        return found
-
-    return run
 
 
 def describe_sequences(sequences: text.Sequences, description: str, sha256: str) -> dict[str, Any]:
@@ -225,7 +216,7 @@ def _sequences(job: Job, corpus: text.Corpus, sampling: Sampling) -> text.Sequen
 
 
 def _calibrate(
-    job: Job, model: PreTrainedModel, corpus: text.Corpus, folder: Path
+    job: Job, model: ReferenceModel, corpus: text.Corpus, folder: Path
 ) -> tuple[Statistics | None, dict[str, Any]]:
     if job.recipe.effort == "quick" or job.tokenizer is None:
         return None, {"description": "none"}
@@ -254,9 +245,7 @@ def graph_json(source: ModelSource, graph: TieGraph) -> dict[str, Any]:
     return {**graph.to_json(), "arithmetic": derived}
 
 
-def _write_containers(
-    job: Job, model: PreTrainedModel, checkpoint: QuantizedCheckpoint, folder: Path
-) -> list[Path]:
+def _write_containers(job: Job, model: ReferenceModel, checkpoint: QuantizedCheckpoint, folder: Path) -> list[Path]:
     from tieq.export.gguf import write_gguf
     from tieq.export.onnx import write_onnx
 

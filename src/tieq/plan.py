@@ -46,9 +46,7 @@ class Plan:
         return {**dataclasses.asdict(self), "packed_bytes": self.packed_bytes()}
 
 
-def make_plan(
-    parts: Inventory, graph: TieGraph, recipe: Recipe, formats: tuple[str, ...], table: str
-) -> Plan:
+def make_plan(parts: Inventory, graph: TieGraph, recipe: Recipe, formats: tuple[str, ...], table: str) -> Plan:
     """Decide the scheme of every matrix.
 
     Args:
@@ -66,18 +64,14 @@ def make_plan(
         decisions.append(_decide(table, "table", graph.rows, graph.columns, recipe.precision("table"), formats))
     else:
         for name, role in ((parts.lookup, "lookup"), (parts.logits, "logits")):
-            decisions.append(
-                _decide(name, role, graph.rows, graph.columns, recipe.precision(role), formats)
-            )
+            decisions.append(_decide(name, role, graph.rows, graph.columns, recipe.precision(role), formats))
     for matrix in parts.body:
         made = _decide(matrix.name, "body", matrix.rows, matrix.columns, recipe.precision("body"), formats)
         decisions.append(dataclasses.replace(made, transposed=matrix.transposed))
     return Plan(tuple(decisions), formats, recipe.name)
 
 
-def _decide(
-    name: str, role: str, rows: int, columns: int, wish: Precision, formats: tuple[str, ...]
-) -> Decision:
+def _decide(name: str, role: str, rows: int, columns: int, wish: Precision, formats: tuple[str, ...]) -> Decision:
     scheme, reason = wish.scheme, "recipe"
     chain: list[str] = [scheme]
     while columns % _block(chain[-1]):
@@ -87,6 +81,7 @@ def _decide(
         why = f"{columns} columns are not divisible by {_block(scheme)}"
         reason = f"fallback from {scheme}: {why}"
     _check_formats(name, chosen, formats)
+    solver: str
     if chosen in SCHEMES:
         solver, bits = wish.solver, SCHEMES[chosen].bits_per_weight
     else:

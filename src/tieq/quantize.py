@@ -117,9 +117,8 @@ class QuantizedCheckpoint:
             )
         self._schemes: dict[str, str] = {name: entry["scheme"] for name, entry in header["tensors"].items()}
         suffixes = (".codes", ".scales", ".ggml")
-        self.floats = [
-            name for name in self._file.keys() if name not in self._schemes and not name.endswith(suffixes)
-        ]
+        names = self._file.keys()
+        self.floats = [name for name in names if name not in self._schemes and not name.endswith(suffixes)]
 
     @property
     def matrices(self) -> list[str]:

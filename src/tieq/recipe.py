@@ -44,6 +44,9 @@ class Gates(_Strict):
     max_kl: float | None = Field(None, gt=0, description="mean KL to the reference, nats per token")
     min_top1: float | None = Field(None, ge=0, le=1, description="share of positions with the same best token")
     max_perplexity_ratio: float | None = Field(None, gt=0)
+    max_runtime_kl: float | None = Field(
+        0.02, gt=0, description="mean KL between two runtimes of the same quantized weights, nats per token"
+    )
 
 
 class OnnxOptions(_Strict):
@@ -88,9 +91,7 @@ def recipe_for_bits(bits: int) -> Recipe:
         TieqError: for a number of bits that no scheme has.
     """
     if bits not in BITS:
-        raise TieqError(
-            f"--bits {bits} has no scheme.", todo=f"Use one of {', '.join(map(str, BITS))}."
-        )
+        raise TieqError(f"--bits {bits} has no scheme.", todo=f"Use one of {', '.join(map(str, BITS))}.")
     precision = Precision(scheme=BITS[bits])
     return Recipe(
         name=f"{bits}-bit",
@@ -106,7 +107,8 @@ def load_recipe(path: Path) -> Recipe:
     Raises:
         TieqError: if the file is no YAML mapping, has unknown keys or values out of range.
     """
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     try:
         content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
@@ -117,9 +119,7 @@ def load_recipe(path: Path) -> Recipe:
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
-        )
+        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise TieqError(f"{problems}.", where=str(path), todo="Correct these keys.") from error
 
 

@@ -10,7 +10,7 @@ from tieq import text
 from tieq.artifact import MANIFEST, read_json
 from tieq.errors import TieqError
 from tieq.inspection import artifact_files
-from tieq.pipeline import allowed_ids, describe_sequences, torch_logits
+from tieq.pipeline import allowed_ids, describe_sequences
 from tieq.progress import say, stage
 from tieq.recipe import Gates, Sampling, load_recipe
 from tieq.source.base import ModelSource
@@ -18,6 +18,7 @@ from tieq.source.locate import open_source
 from tieq.source.reference import load_model
 from tieq.source.tie import table_name, tie_graph
 from tieq.source.tokenizer import TextTokenizer
+from tieq.validate.measure import Reference
 from tieq.validate.run import validate
 from tieq.validate.structure import prove
 
@@ -114,12 +115,12 @@ def _validate_artifact(
     return {**document, "evaluation": describe_sequences(sequences, corpus.description, corpus.sha256)}
 
 
-def _reference(source: ModelSource | None) -> Any:
+def _reference(source: ModelSource | None) -> Reference | None:
     if source is None:
         return None
     graph = tie_graph(source)
     with stage("reference model"):
-        return torch_logits(load_model(source, tied=graph.tied, table=table_name(source, graph)))
+        return load_model(source, tied=graph.tied, table=table_name(source, graph)).logits
 
 
 def _tokenizer(path: Path, source: ModelSource | None) -> TextTokenizer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -38,22 +38,22 @@ def inspect(model: ModelArgument, as_json: JsonOption = False) -> None:
 @app.command()
 def export(
     model: Annotated[str, typer.Option("--model", help="Alias, hub id, checkpoint folder or .gguf file.")],
-    bits: Annotated[Optional[int], typer.Option(help="2, 4 or 8; for GGUF alone also 3, 5, 6. [default: 4]")] = None,
+    bits: Annotated[int | None, typer.Option(help="2, 4 or 8; for GGUF alone also 3, 5, 6. [default: 4]")] = None,
     effort: Annotated[
-        Optional[str], typer.Option(help="quick (no calibration) or standard (weighted by second moments).")
+        str | None, typer.Option(help="quick (no calibration) or standard (weighted by second moments).")
     ] = None,
-    recipe: Annotated[Optional[Path], typer.Option(help="Recipe file instead of --bits.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Recipe file instead of --bits.")] = None,
     formats: Annotated[
-        Optional[list[str]], typer.Option("--format", help="onnx or gguf; repeat for both. [default: both]")
+        list[str] | None, typer.Option("--format", help="onnx or gguf; repeat for both. [default: both]")
     ] = None,
-    out: Annotated[Optional[Path], typer.Option(help="Artifact folder. [default: artifacts/MODEL-RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Artifact folder. [default: artifacts/MODEL-RECIPE]")] = None,
     tie: Annotated[
-        Optional[bool], typer.Option("--tie/--no-tie", help="Share equal tables that the flag calls untied, or do not.")
+        bool | None, typer.Option("--tie/--no-tie", help="Share equal tables that the flag calls untied, or do not.")
     ] = None,
-    calibration: Annotated[Optional[list[Path]], typer.Option(help="Text file to calibrate on; repeatable.")] = None,
-    text: Annotated[Optional[list[Path]], typer.Option(help="Text file to evaluate on; repeatable.")] = None,
+    calibration: Annotated[list[Path] | None, typer.Option(help="Text file to calibrate on; repeatable.")] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="Text file to evaluate on; repeatable.")] = None,
     pre_tokenizer: Annotated[
-        Optional[str], typer.Option(help="llama.cpp pre-tokenizer, where it is not recognized.")
+        str | None, typer.Option(help="llama.cpp pre-tokenizer, where it is not recognized.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -82,16 +82,16 @@ def export(
 @app.command()
 def validate(
     path: Annotated[Path, typer.Argument(metavar="DIR_OR_FILE", help="Artifact folder, .onnx or .gguf file.")],
-    runtime: Annotated[Optional[list[str]], typer.Option(help="Runtime to use; repeatable. [default: all]")] = None,
-    text: Annotated[Optional[list[Path]], typer.Option(help="Text file to run; repeatable.")] = None,
+    runtime: Annotated[list[str] | None, typer.Option(help="Runtime to use; repeatable. [default: all]")] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="Text file to run; repeatable.")] = None,
     reference: Annotated[
-        Optional[str], typer.Option(help="Model to compare a single file with; an artifact knows its own.")
+        str | None, typer.Option(help="Model to compare a single file with; an artifact knows its own.")
     ] = None,
-    sequences: Annotated[Optional[int], typer.Option(help="Sequences to run. [default: 8, or the recipe's]")] = None,
-    length: Annotated[Optional[int], typer.Option(help="Tokens a sequence. [default: 256, or the recipe's]")] = None,
-    max_kl: Annotated[Optional[float], typer.Option(help="Gate: mean KL, nats per token.")] = None,
-    min_top1: Annotated[Optional[float], typer.Option(help="Gate: share of equal best tokens.")] = None,
-    max_perplexity_ratio: Annotated[Optional[float], typer.Option(help="Gate: perplexity over the reference's.")] = None,
+    sequences: Annotated[int | None, typer.Option(help="Sequences to run. [default: 8, or the recipe's]")] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens a sequence. [default: 256, or the recipe's]")] = None,
+    max_kl: Annotated[float | None, typer.Option(help="Gate: mean KL, nats per token.")] = None,
+    min_top1: Annotated[float | None, typer.Option(help="Gate: share of equal best tokens.")] = None,
+    max_perplexity_ratio: Annotated[float | None, typer.Option(help="Gate: perplexity over the reference's.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove from the files that the table is single, and measure what quantization cost."""

@@ -8,6 +8,7 @@ from tieq.report.tables import (
     CHECK_HEADER,
     FILE_HEADER,
     RUNTIME_HEADER,
+    Row,
     check_rows,
     file_rows,
     megabytes,
@@ -22,7 +23,7 @@ def _print(text: str = "") -> None:
     print(text)
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _table(header: Row, rows: list[Row]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -52,7 +53,7 @@ def show_inspection(found: dict[str, Any]) -> None:
     _print(f"verdict: {found['verdict']}, {state} (tie_word_embeddings {flag})")
     ids = "" if found["tokenizer_ids"] is None else f", tokenizer {found['tokenizer_ids']:,} ids"
     _print(f"table: {found['rows']:,} rows x {found['columns']:,} columns{ids}")
-    rows = []
+    rows: list[Row] = []
     for role in ("lookup", "logits"):
         use = found[role]
         around = [] if use["multiplier"] == 1.0 else [f"times {use['multiplier']:.6g}"]
@@ -70,7 +71,7 @@ def show_inspection(found: dict[str, Any]) -> None:
 
 def _show_arithmetic(sums: dict[str, Any], tied: bool) -> None:
     share = f"{sums['saved_share']:.1%}"
-    rows = [
+    rows: list[Row] = [
         ("table", f"{sums['table']:,}", ""),
         ("body", f"{sums['body']:,}", ""),
         ("total, tied", f"{sums['tied_total']:,}", f"{share} saved by tying" if tied else f"{share} less if tied"),
@@ -80,20 +81,20 @@ def _show_arithmetic(sums: dict[str, Any], tied: bool) -> None:
 
 
 def _show_containers(containers: list[dict[str, Any]]) -> None:
-    rows = []
+    rows: list[Row] = []
     for container in containers:
-        for payload in container["payloads"]:
-            rows.append(
-                (
-                    container["container"],
-                    ", ".join(payload["names"]),
-                    payload["scheme"],
-                    f"{payload['bits_per_weight']:.2f}",
-                    megabytes(payload["nbytes"]),
-                    " + ".join(payload["readers"]) or "nobody",
-                    payload["location"],
-                )
+        rows.extend(
+            (
+                container["container"],
+                ", ".join(payload["names"]),
+                payload["scheme"],
+                f"{payload['bits_per_weight']:.2f}",
+                megabytes(payload["nbytes"]),
+                " + ".join(payload["readers"]) or "nobody",
+                payload["location"],
             )
+            for payload in container["payloads"]
+        )
     _table(("container", "table", "scheme", "bits/weight", "size", "read by", "where"), rows)
 
 
@@ -120,8 +121,14 @@ def show_export(result: ExportResult) -> None:
 
 def show_runtimes(rows: list[dict[str, Any]]) -> None:
     """Print the runtimes and their state."""
-    cells = [
-        (row["name"], row["purpose"], row["files"], "ready" if row["ready"] else "missing", row["version"] or row["how"])
+    cells: list[Row] = [
+        (
+            row["name"],
+            row["purpose"],
+            row["files"],
+            "ready" if row["ready"] else "missing",
+            row["version"] or row["how"],
+        )
         for row in rows
     ]
     _table(("runtime", "what for", "files", "state", "version, or how to get it"), cells)

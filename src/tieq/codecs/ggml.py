@@ -62,9 +62,7 @@ def _library() -> Any:
 
 def _traits(name: str) -> _TypeTraits:
     if name not in GGML_TYPES:
-        raise TieqError(
-            f"'{name}' is not a ggml type that tieq knows.", todo=f"Use one of {', '.join(GGML_TYPES)}."
-        )
+        raise TieqError(f"'{name}' is not a ggml type that tieq knows.", todo=f"Use one of {', '.join(GGML_TYPES)}.")
     traits: _TypeTraits = _library().ggml_get_type_traits(GGML_TYPES[name]).contents
     return traits
 
@@ -85,9 +83,7 @@ def requires_importance(name: str) -> bool:
     return bool(_library().ggml_quantize_requires_imatrix(GGML_TYPES[name]))
 
 
-def encode(
-    weights: NDArray[np.float32], name: str, importance: NDArray[np.float32] | None = None
-) -> NDArray[np.uint8]:
+def encode(weights: NDArray[np.float32], name: str, importance: NDArray[np.float32] | None = None) -> NDArray[np.uint8]:
     """Encode float32 ``[rows, columns]`` to rows of ggml bytes ``[rows, row_bytes]``.
 
     Args:
@@ -106,9 +102,7 @@ def encode(
             todo="Choose another scheme for this matrix.",
         )
     if importance is None and requires_importance(name):
-        raise TieqError(
-            f"{name} needs importance weights, and none were measured.", todo="Use `--effort standard`."
-        )
+        raise TieqError(f"{name} needs importance weights, and none were measured.", todo="Use `--effort standard`.")
     source = np.ascontiguousarray(weights, dtype=np.float32)
     weighting = None if importance is None else np.ascontiguousarray(importance, dtype=np.float32)
     out = np.empty((rows, columns // traits.blck_size * traits.type_size), dtype=np.uint8)

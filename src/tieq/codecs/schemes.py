@@ -78,7 +78,8 @@ def dequantize(codes: Codes, scales: Scales, scheme: Scheme) -> NDArray[np.float
     """Decode codes ``[rows, blocks, block]`` and fp16 scales ``[rows, blocks]`` to float32 ``[rows, columns]``."""
     centred = codes.astype(np.float32) - np.float32(scheme.zero_point)
     values = centred * scales.astype(np.float32)[..., None]
-    return values.reshape(values.shape[0], -1)
+    decoded: NDArray[np.float32] = values.reshape(values.shape[0], -1)
+    return decoded
 
 
 def pack_codes(codes: Codes, bits: int) -> NDArray[np.uint8]:
@@ -88,7 +89,7 @@ def pack_codes(codes: Codes, bits: int) -> NDArray[np.uint8]:
     """
     per_byte = 8 // bits
     lanes = codes.reshape(*codes.shape[:-1], -1, per_byte)
-    packed = lanes[..., 0].copy()
+    packed: NDArray[np.uint8] = lanes[..., 0].copy()
     for lane in range(1, per_byte):
         packed |= lanes[..., lane] << np.uint8(lane * bits)
     return packed
@@ -98,4 +99,5 @@ def unpack_codes(packed: NDArray[np.uint8], bits: int) -> Codes:
     """Inverse of :func:`pack_codes`."""
     mask = np.uint8((1 << bits) - 1)
     lanes = [(packed >> np.uint8(shift)) & mask for shift in range(0, 8, bits)]
-    return np.stack(lanes, axis=-1).reshape(*packed.shape[:-1], -1)
+    codes: Codes = np.stack(lanes, axis=-1).reshape(*packed.shape[:-1], -1)
+    return codes

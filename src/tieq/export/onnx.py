@@ -5,14 +5,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tieq.export.onnx_graph import export_float_graph
 from tieq.progress import stage
 from tieq.quantize import QuantizedCheckpoint
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from tieq.source.reference import ReferenceModel
 
 MODEL, DATA = "model.onnx", "model.onnx.data"
 _SIDE_FILES = ("config.json", "generation_config.json")
@@ -20,7 +17,7 @@ _INLINE_BYTES = 16384
 
 
 def write_onnx(
-    model: PreTrainedModel,
+    model: ReferenceModel,
     checkpoint: QuantizedCheckpoint,
     folder: Path,
     *,

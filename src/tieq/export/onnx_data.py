@@ -73,7 +73,7 @@ class DataFile:
         return codes, self._scales(name, scales)
 
     def lookup_view(self, name: str, checkpoint: QuantizedCheckpoint) -> tuple[ir.Value, ir.Value]:
-        """The same bytes as codes ``[rows, blocks * bytes]`` and the same scales, as GatherBlockQuantized takes them."""
+        """The same bytes as codes ``[rows, blocks * bytes]``, and the same scales, for GatherBlockQuantized."""
         packed, scales = checkpoint.packed(name)
         codes = self.initializer(f"{name}.lookup_codes", name, packed, (packed.shape[0], packed[0].size))
         return codes, self._scales(name, scales)
@@ -92,7 +92,7 @@ class DataFile:
         """Move the graph's remaining large initializers into the data file."""
         for name, value in sorted(self.graph.initializers.items()):
             tensor = value.const_value
-            if tensor is None or isinstance(tensor, ir.ExternalTensor) and tensor.location == self.path.name:
+            if tensor is None or (isinstance(tensor, ir.ExternalTensor) and tensor.location == self.path.name):
                 continue
             values = tensor.numpy()
             if values.nbytes >= minimum_bytes and values.dtype in _TYPES:

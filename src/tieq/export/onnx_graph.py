@@ -8,15 +8,12 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tieq.errors import RefusedError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from tieq.source.reference import ReferenceModel
 
 
-def export_float_graph(model: PreTrainedModel, folder: Path) -> Path:
+def export_float_graph(model: ReferenceModel, folder: Path) -> Path:
     """Write the float ONNX graph of a causal language model into ``folder``.
 
     Constant folding stays off: folded, the weights would be transposed copies under numbers instead of names, and
@@ -33,7 +30,7 @@ def export_float_graph(model: PreTrainedModel, folder: Path) -> Path:
     try:
         with _quiet():
             onnx_export_from_model(
-                model,
+                model.module,
                 folder,
                 task="text-generation-with-past",
                 do_validation=False,
@@ -43,7 +40,7 @@ def export_float_graph(model: PreTrainedModel, folder: Path) -> Path:
     except (ValueError, KeyError, NotImplementedError) as error:
         raise RefusedError(
             f"optimum cannot export this architecture to ONNX ({error}).",
-            where=str(model.config.model_type),
+            where=str(model.module.config.model_type),
             todo="Export with `--format gguf` only.",
         ) from error
     return folder / "model.onnx"
@@ -61,5 +58,5 @@ def _quiet() -> Iterator[None]:
         try:
             yield
         finally:
-            for logger, level in zip(loggers, levels):
+            for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)

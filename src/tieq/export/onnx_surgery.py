@@ -101,9 +101,7 @@ class Surgeon:
     def _gather_quantized(self, name: str, scheme: Scheme, ids: ir.Value | None) -> list[ir.Node]:
         codes, scales = self.data.lookup_view(name, self.checkpoint)
         attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": scheme.block, "bits": scheme.bits}
-        return [
-            ir.node("GatherBlockQuantized", [codes, ids, scales], attributes=attributes, domain=CONTRIB)
-        ]
+        return [ir.node("GatherBlockQuantized", [codes, ids, scales], attributes=attributes, domain=CONTRIB)]
 
     def _product(self, node: ir.Node) -> None:
         found = self._planned(node.inputs[1])
@@ -133,9 +131,9 @@ class Surgeon:
             return [weights, turned, ir.node("MatMul", [hidden, turned.outputs[0]])]
         geometry = SCHEMES[scheme]
         codes, scales = self.data.product_view(name, self.checkpoint)
-        rows, columns = codes.shape[0], codes.shape[1] * geometry.block  # type: ignore[index,operator]
+        rows, blocks, _ = self.checkpoint.packed(name)[0].shape
         attributes = {
-            "K": columns,
+            "K": blocks * geometry.block,
             "N": rows,
             "bits": geometry.bits,
             "block_size": geometry.block,

@@ -16,13 +16,11 @@ _DISTRIBUTIONS = (
 
 def versions() -> dict[str, str]:
     """Versions of Python and of everything that shapes the result."""
-    found = {"python": platform.python_version()}
-    for name in _DISTRIBUTIONS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    installed = {item.metadata["Name"].lower(): item.version for item in importlib.metadata.distributions()}
+    # Distribution names may be spelled with either separator.
+    spelled = {name.replace("_", "-"): version for name, version in installed.items()}
+    found = {name: spelled[name] for name in _DISTRIBUTIONS if name in spelled}
+    return {"python": platform.python_version(), **found}
 
 
 def file_entries(folder: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from tieq.report.tables import (
     CHECK_HEADER,
     FILE_HEADER,
     RUNTIME_HEADER,
+    Row,
     check_rows,
     file_rows,
     megabytes,
@@ -15,7 +16,7 @@ from tieq.report.tables import (
 )
 
 
-def markdown_table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def markdown_table(header: Row, rows: list[Row]) -> str:
     """A GitHub-flavoured table."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
@@ -28,7 +29,9 @@ def report_markdown(manifest: dict[str, Any], checks: dict[str, Any], graph: dic
     failed = [check for check in checks["checks"] if not check["passed"]]
     parts = [
         f"# {manifest['source']['label']}, {manifest['recipe']['name']}: {verdict}",
-        "\n".join(f"- **{check['name']}** ({check['subject']}): {check['detail'] or check['value']}" for check in failed),
+        "\n".join(
+            f"- **{check['name']}** ({check['subject']}): {check['detail'] or check['value']}" for check in failed
+        ),
         "## Files",
         markdown_table(FILE_HEADER, file_rows(checks)),
         "## The tie",
@@ -45,23 +48,24 @@ def report_markdown(manifest: dict[str, Any], checks: dict[str, Any], graph: dic
 
 def _tie_text(graph: dict[str, Any]) -> str:
     arithmetic = graph["arithmetic"]
-    lines = [
-        f"{graph['verdict']}: {graph['rows']:,} rows x {graph['columns']:,} columns; "
-        f"{'one table in each container' if graph['tied'] else 'a table for each role'}.",
-        f"Table {arithmetic['table']:,} parameters, body {arithmetic['body']:,}; tied total "
-        f"{arithmetic['tied_total']:,}, untied {arithmetic['untied_total']:,} ({arithmetic['saved_share']:.1%} saved "
-        "by tying).",
-    ]
-    return "\n".join(lines + [f"- {note}" for note in graph["notes"]])
+    kept = "one table in each container" if graph["tied"] else "a table for each role"
+    verdict = f"{graph['verdict']}: {graph['rows']:,} rows x {graph['columns']:,} columns; {kept}."
+    sums = (
+        f"Table {arithmetic['table']:,} parameters, body {arithmetic['body']:,}; "
+        f"tied total {arithmetic['tied_total']:,}, untied {arithmetic['untied_total']:,} "
+        f"({arithmetic['saved_share']:.1%} saved by tying)."
+    )
+    return "\n".join([verdict, sums, *(f"- {note}" for note in graph["notes"])])
 
 
 def _runtime_text(manifest: dict[str, Any], checks: dict[str, Any]) -> str:
     if not checks["runtimes"]:
         return "Nothing was run."
     text = manifest["evaluation"]
+    bos = ", each beginning with BOS" if text["has_bos"] else ""
     intro = (
-        f"Against the float model, {text['sequences']} sequences of {text['length']} tokens"
-        f"{', each beginning with BOS' if text['has_bos'] else ''}: {text['description']}. Standard errors over sequences."
+        f"Against the float model, {text['sequences']} sequences of {text['length']} tokens{bos}: "
+        f"{text['description']}. Standard errors over sequences."
     )
     return intro + "\n\n" + markdown_table(RUNTIME_HEADER, runtime_rows(checks))
 
@@ -75,5 +79,5 @@ def _used_text(manifest: dict[str, Any]) -> str:
     ]
     lines += [f"- note: {note}" for note in manifest["notes"]]
     lines += [f"- {name} {version}" for name, version in manifest["versions"].items()]
-    files = [(f["path"], megabytes(f["bytes"]), f"`{f['sha256']}`") for f in manifest["files"]]
+    files: list[Row] = [(f["path"], megabytes(f["bytes"]), f"`{f['sha256']}`") for f in manifest["files"]]
     return "\n".join(lines) + "\n\n" + markdown_table(("file", "size", "sha256"), files)

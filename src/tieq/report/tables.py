@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+Row = tuple[str, ...]
 FILE_HEADER = ("container", "size", "table", "bits/weight", "copies", "read by")
 RUNTIME_HEADER = ("runtime", "KL (nats/token)", "top-1", "perplexity ratio", "perplexity")
 CHECK_HEADER = ("gate", "subject", "measured", "bound", "holds")
@@ -20,10 +21,10 @@ def estimate(found: dict[str, Any], digits: int) -> str:
     return f"{found['value']:.{digits}f}" + ("" if error is None else f" +- {error:.{digits}f}")
 
 
-def file_rows(checks: dict[str, Any]) -> list[tuple[str, ...]]:
+def file_rows(checks: dict[str, Any]) -> list[Row]:
     """One row a container: size, table bytes, bits per weight, copies, readers."""
     copies = {c["subject"]: c["value"] for c in checks["checks"] if c["name"] == "table copies"}
-    rows = []
+    rows: list[Row] = []
     for container in checks["containers"]:
         bits = " / ".join(f"{payload['bits_per_weight']:.2f}" for payload in container["payloads"])
         readers = "; ".join(" + ".join(payload["readers"]) or "nobody" for payload in container["payloads"])
@@ -40,9 +41,9 @@ def file_rows(checks: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
-def runtime_rows(checks: dict[str, Any]) -> list[tuple[str, ...]]:
+def runtime_rows(checks: dict[str, Any]) -> list[Row]:
     """One row a runtime and mode, and one more for each domain where there are several."""
-    rows = []
+    rows: list[Row] = []
     for item in checks["runtimes"]:
         name = f"{item['runtime']}, {item['mode']}" if item["mode"] else item["runtime"]
         perplexity = f"{item['perplexity']:.2f}"
@@ -64,9 +65,9 @@ def _score_cells(scores: dict[str, Any]) -> tuple[str, str, str]:
     )
 
 
-def check_rows(checks: dict[str, Any]) -> list[tuple[str, ...]]:
+def check_rows(checks: dict[str, Any]) -> list[Row]:
     """One row a gate."""
-    rows = []
+    rows: list[Row] = []
     for check in checks["checks"]:
         value = check["value"]
         shown = f"{value:.6g}" if isinstance(value, float) else str(value)

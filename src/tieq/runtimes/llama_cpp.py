@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from tieq.errors import TieqError
 from tieq.runtimes.base import Availability, Runtime, Session, check_ids
 
+# ``GGML_LOG_LEVEL_ERROR``.
+_LOG_ERROR = 4
+
 
 class LlamaCpp(Runtime):
     """Runs GGUF files."""
@@ -73,17 +76,41 @@ class _LlamaSession:
 
         self.close()
         threads = os.cpu_count() or 1
-        try:
-            self._model = llama_cpp.Llama(
-                str(self._path),
-                n_ctx=length,
-                n_batch=length,
-                n_ubatch=length,
-                logits_all=True,
-                verbose=False,
-                n_threads=threads,
-                n_threads_batch=threads,
-            )
-        except (ValueError, RuntimeError, OSError) as error:
-            raise TieqError(f"llama.cpp cannot load the file ({error}).", where=str(self._path)) from error
+        with _error_log() as said:
+            try:
+                self._model = llama_cpp.Llama(
+                    str(self._path),
+                    n_ctx=length,
+                    n_batch=length,
+                    n_ubatch=length,
+                    logits_all=True,
+                    verbose=False,
+                    n_threads=threads,
+                    n_threads_batch=threads,
+                )
+            except (ValueError, RuntimeError, OSError) as error:
+                reason = " ".join(said) or str(error)
+                raise TieqError(f"llama.cpp cannot load the file ({reason}).", where=str(self._path)) from error
         self._length = length
+
+
+@contextlib.contextmanager
+def _error_log() -> Iterator[list[str]]:
+    """Collect llama.cpp's error lines, so that a refusal to load carries its reason."""
+    import ctypes
+
+    import llama_cpp
+    from llama_cpp import _logger
+
+    lines: list[str] = []
+
+    def keep(level: int, text: bytes, data: Any) -> None:
+        if level == _LOG_ERROR:
+            lines.append(text.decode("utf-8", errors="replace").strip())
+
+    callback = llama_cpp.llama_log_callback(keep)
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p(0))
+    try:
+        yield lines
+    finally:
+        llama_cpp.llama_log_set(_logger.llama_log_callback, ctypes.c_void_p(0))

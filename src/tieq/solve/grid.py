@@ -38,4 +38,5 @@ def round_to_grid(blocks: Blocks, scales: Scales, scheme: Scheme) -> Codes:
     """Nearest codes for given scales; a block with scale zero gets the zero point."""
     low, high = scheme.code_range
     steps = np.rint(blocks * inverse(scales)[..., None]) + np.float32(scheme.zero_point)
-    return np.clip(steps, low, high).astype(np.uint8)
+    codes: Codes = np.clip(steps, low, high).astype(np.uint8)
+    return codes

@@ -82,9 +82,7 @@ def _steps(blocks: Blocks, scale: Scales, scheme: Scheme) -> NDArray[np.float32]
     return np.clip(steps, low, high, out=steps)
 
 
-def _error(
-    blocks: Blocks, scale: Scales, scheme: Scheme, weighting: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
+def _error(blocks: Blocks, scale: Scales, scheme: Scheme, weighting: NDArray[np.float32] | None) -> NDArray[np.float32]:
     gap = _steps(blocks, scale, scheme)
     gap *= -scale.astype(np.float32)[..., None]
     gap += blocks
@@ -95,9 +93,7 @@ def _error(
     return total
 
 
-def _least_squares(
-    blocks: Blocks, scale: Scales, scheme: Scheme, weighting: NDArray[np.float32] | None
-) -> Scales:
+def _least_squares(blocks: Blocks, scale: Scales, scheme: Scheme, weighting: NDArray[np.float32] | None) -> Scales:
     steps = _steps(blocks, scale, scheme)
     weighted = steps if weighting is None else steps * weighting
     power = (weighted * steps).sum(axis=-1)

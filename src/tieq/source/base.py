@@ -77,7 +77,9 @@ class ModelSource(abc.ABC):
         """A folder that holds the tokenizer's files, or None."""
 
     @abc.abstractmethod
-    def gguf_layout(self, tensors: dict[str, tuple[int, ...]], tables: set[str], pre_tokenizer: str | None) -> GgufLayout:
+    def gguf_layout(
+        self, tensors: dict[str, tuple[int, ...]], tables: set[str], pre_tokenizer: str | None
+    ) -> GgufLayout:
         """Metadata, tokenizer and tensor placements for a GGUF file of this model.
 
         Args:
@@ -111,7 +113,9 @@ def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:
     """
     nested = config.get("text_config")
     if isinstance(nested, dict):
-        inherited = {k: config[k] for k in ("tie_word_embeddings", "quantization_config") if k in config}
+        inherited: dict[str, Any] = {
+            k: config[k] for k in ("tie_word_embeddings", "quantization_config") if k in config
+        }
         config = {**inherited, **nested}
     if not config.get("model_type"):
         raise RefusedError(

@@ -90,9 +90,7 @@ class CheckpointSource(ModelSource):
         others = sorted(self.path.glob("*.safetensors"))
         if len(others) == 1:
             return others
-        pickled = sorted(p.name for p in self.path.glob("*.bin")) + sorted(
-            p.name for p in self.path.glob("*.pt*")
-        )
+        pickled = sorted(p.name for p in self.path.glob("*.bin")) + sorted(p.name for p in self.path.glob("*.pt*"))
         if pickled:
             raise RefusedError(
                 f"the weights are pickled ({pickled[0]}), and unpickling can run code.",
@@ -135,9 +133,7 @@ class CheckpointSource(ModelSource):
         wrong = sorted(
             name
             for name in set(weight_map) | set(self._stored)
-            if name not in weight_map
-            or name not in self._stored
-            or self._stored[name][0].name != weight_map[name]
+            if name not in weight_map or name not in self._stored or self._stored[name][0].name != weight_map[name]
         )
         if wrong:
             raise RefusedError(
@@ -180,7 +176,8 @@ class CheckpointSource(ModelSource):
     def read_role(self, info: TensorInfo, rows: slice = slice(None)) -> NDArray[np.float32]:
         """Rows of a stored tensor as float32."""
         shard = self._stored[info.name][0]
-        values = self._handles[shard].get_slice(info.name)[rows]
+        # safetensors refuses a slice that ends beyond the tensor.
+        values = self._handles[shard].get_slice(info.name)[slice(*rows.indices(info.shape[0]))]
         return np.ascontiguousarray(values, dtype=np.float32)
 
     def parameters(self) -> int:
@@ -204,13 +201,9 @@ class CheckpointSource(ModelSource):
             )
         config = {**self.config, "architectures": [self._architecture()]}
         config["vocab_size"] = next(tensors[name][0] for name in sorted(tables))
-        with Converter(
-            config, self.tokenizer_folder(), name=self.label, pre_tokenizer=pre_tokenizer
-        ) as converter:
+        with Converter(config, self.tokenizer_folder(), name=self.label, pre_tokenizer=pre_tokenizer) as converter:
             metadata = converter.metadata()
-            placements = {
-                name: converter.place(name, shape, table=name in tables) for name, shape in tensors.items()
-            }
+            placements = {name: converter.place(name, shape, table=name in tables) for name, shape in tensors.items()}
             return GgufLayout(metadata, placements, dict(converter.extra_tensors()))
 
     def _architecture(self) -> str:

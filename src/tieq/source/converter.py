@@ -155,8 +155,7 @@ class Converter:
     def extra_tensors(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Tensors that GGUF carries and the checkpoint does not (rope frequency factors)."""
         for name, tensor in self._model.generate_extra_tensors():
-            for new_name, value in self._modify(tensor, name):
-                yield new_name, value
+            yield from self._modify(tensor, name)
 
     def _modify(self, tensor: Any, name: str) -> list[tuple[str, NDArray[Any]]]:
         block = next((int(part) for part in name.split(".") if part.isdecimal()), None)

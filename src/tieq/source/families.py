@@ -45,6 +45,7 @@ class Family:
     logits_multiplier: str | None = None
     logits_divisor: str | None = None
     softcap: str | None = None
+    gguf_can_share: bool = True  # False where llama.cpp's loader insists on an output.weight of its own
     gguf_config: dict[str, str] = dataclasses.field(default_factory=dict)
     gguf_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
 

@@ -111,9 +111,7 @@ def _sentencepiece(file: GgufFile) -> Tokenizer:
         steps.insert(0, normalizers.Prepend(_SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
 
 
@@ -137,9 +135,13 @@ def _add_special_tokens(file: GgufFile, tokenizer: Tokenizer) -> None:
     from tokenizers import AddedToken
 
     tokens, kinds = file.get("tokenizer.ggml.tokens"), file.get("tokenizer.ggml.token_type") or []
-    special = [AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, kinds) if k == _CONTROL]
+    special = [
+        AddedToken(t, special=True, normalized=False) for t, k in zip(tokens, kinds, strict=False) if k == _CONTROL
+    ]
     plain = [
-        AddedToken(t, special=False, normalized=False) for t, k in zip(tokens, kinds) if k == _USER_DEFINED
+        AddedToken(t, special=False, normalized=False)
+        for t, k in zip(tokens, kinds, strict=False)
+        if k == _USER_DEFINED
     ]
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(plain)

@@ -77,9 +77,7 @@ def open_source(model: str) -> ModelSource:
         return _open_alias(by_hub or Alias(model.rpartition("/")[2], model))
     near = difflib.get_close_matches(model.lower(), aliases(), n=3)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Aliases: {', '.join(aliases())}."
-    raise TieqError(
-        "is no folder, no .gguf file, no alias and no hub id.", where=f"model '{model}'", todo=hint
-    )
+    raise TieqError("is no folder, no .gguf file, no alias and no hub id.", where=f"model '{model}'", todo=hint)
 
 
 def _checkpoint(path: Path) -> ModelSource:

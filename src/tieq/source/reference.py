@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tieq.errors import RefusedError
 from tieq.records import Matrix
@@ -59,9 +60,7 @@ def make_config(config: dict[str, Any]) -> PretrainedConfig:
     try:
         made: PretrainedConfig = CONFIG_MAPPING[model_type](**settings)
     except (TypeError, ValueError, KeyError) as error:
-        raise RefusedError(
-            f"transformers cannot use this configuration ({error}).", where="config.json"
-        ) from error
+        raise RefusedError(f"transformers cannot use this configuration ({error}).", where="config.json") from error
     return made
 
 
@@ -120,7 +119,23 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
 
 
-def load_model(source: ModelSource, *, tied: bool, table: str | None = None) -> PreTrainedModel:
+class ReferenceModel:
+    """The float32 model in transformers; ``module`` is the torch module itself, for tracing and hooks."""
+
+    def __init__(self, module: PreTrainedModel) -> None:
+        self.module = module
+
+    def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits ``[length, vocab]`` of one sequence ``[length]``."""
+        import torch
+
+        with torch.no_grad():
+            found = self.module(torch.from_numpy(ids)[None], use_cache=False).logits[0]
+        values: NDArray[np.float32] = found.numpy()
+        return values
+
+
+def load_model(source: ModelSource, *, tied: bool, table: str | None = None) -> ReferenceModel:
     """Load the float32 reference model.
 
     Args:
@@ -159,4 +174,4 @@ def load_model(source: ModelSource, *, tied: bool, table: str | None = None) -> 
             )
         parameter.data = values
     model.eval()
-    return model
+    return ReferenceModel(model)

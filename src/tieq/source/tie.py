@@ -156,10 +156,11 @@ def _copy_notes(
     if verdict is Verdict.EQUAL_COPIES:
         return [f"the flag says untied but the copies are equal; --tie shares them and saves {saved}."]
     if verdict is Verdict.TWO_PRECISIONS:
-        return [
+        said = (
             f"'{lookup.name}' ({lookup.dtype}) and '{logits.name}' ({logits.dtype}) hold one matrix in two types, "
             f"{found.relative_rms:.1%} apart; --tie keeps the better copy and saves {saved}."
-        ]
+        )
+        return [said]
     said = "the flag says tied, but " if effective else ""
     return [f"{said}{_differ(found)}; the two tables are kept apart."]
 

@@ -30,9 +30,7 @@ def structure_checks(structure: Structure, expect_tied: bool | None) -> list[Che
         detail = f"first copy: {_describe(first)}; further copy: " + "; ".join(map(_describe, others))
     checks = [Check("table copies", structure.container, copies, "exactly 1", copies == 1, detail)]
     if expect_tied and not structure.shared and not equal:
-        checks.append(
-            Check("tie kept", structure.container, "two different tables", "one shared table", False, detail)
-        )
+        checks.append(Check("tie kept", structure.container, "two different tables", "one shared table", False, detail))
     return checks
 
 
@@ -68,23 +66,21 @@ def equality_checks(structures: list[Structure]) -> list[Check]:
 def measurement_checks(measured: Measurement, gates: Gates) -> list[Check]:
     """The recipe's bounds on one runtime's scores. A bound on KL without a reference fails: it was not measured."""
     scores = measured.scores
-    bounds = (
-        ("KL", gates.max_kl, scores and scores.kl.value, "at most"),
-        ("top-1", gates.min_top1, scores and scores.top1.value, "at least"),
-        (
-            "perplexity ratio",
-            gates.max_perplexity_ratio,
-            scores and scores.perplexity_ratio.value,
-            "at most",
-        ),
-    )
+    found: list[tuple[str, float | None, float | None, str]] = [
+        ("KL", gates.max_kl, scores.kl.value if scores else None, "at most"),
+        ("top-1", gates.min_top1, scores.top1.value if scores else None, "at least"),
+        ("perplexity ratio", gates.max_perplexity_ratio, scores.perplexity_ratio.value if scores else None, "at most"),
+    ]
+    if measured.kl_to_first is not None:
+        found.append((f"KL to {measured.first}", gates.max_runtime_kl, measured.kl_to_first.value, "at most"))
     checks = []
-    for name, bound, value, sense in bounds:
+    for name, bound, value, sense in found:
         if bound is None:
             continue
+        text = f"{sense} {bound}"
         if value is None:
-            checks.append(Check(name, measured.subject, "not measured", f"{sense} {bound}", False, "no reference"))
-            continue
-        passed = value <= bound if sense == "at most" else value >= bound
-        checks.append(Check(name, measured.subject, value, f"{sense} {bound}", bool(passed)))
+            checks.append(Check(name, measured.subject, "not measured", text, False, "no reference was named"))
+        else:
+            passed = value <= bound if sense == "at most" else value >= bound
+            checks.append(Check(name, measured.subject, value, text, passed))
     return checks

@@ -21,9 +21,7 @@ def gguf_structure(path: Path) -> Structure:
     """
     file = GgufFile(path)
     if _LOOKUP not in file.tensors:
-        raise TieqError(
-            f"there is no '{_LOOKUP}', so this is no language model that llama.cpp loads.", where=str(path)
-        )
+        raise TieqError(f"there is no '{_LOOKUP}', so this is no language model that llama.cpp loads.", where=str(path))
     shape = file.tensors[_LOOKUP].info.shape
     logits = _LOGITS if _LOGITS in file.tensors else _LOOKUP
     payloads = []

@@ -16,14 +16,18 @@ from tieq.progress import counter
 from tieq.runtimes import runtime, runtimes
 from tieq.runtimes.base import Session
 from tieq.text import Sequences
-from tieq.validate.metrics import Scores, SequenceScore, log_softmax, score_sequence, summarize
+from tieq.validate.metrics import Estimate, Scores, SequenceScore, mean, score_sequence, summarize
 
 Reference = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """Scores of one runtime in one mode on one file; without a reference only its own perplexity."""
+    """Scores of one runtime in one mode on one file; without a reference only its own perplexity.
+
+    ``kl_to_first`` is KL(``first`` || this) in nats per token: the same quantized weights in another runtime or
+    mode, so it holds no quantization error, only what the runtime or a wrong graph adds.
+    """
 
     container: str
     runtime: str
@@ -32,11 +36,13 @@ class Measurement:
     perplexity: float
     scores: Scores | None
     by_domain: dict[str, Scores]
+    first: str | None
+    kl_to_first: Estimate | None
 
     @property
     def subject(self) -> str:
         """Name of the runtime and mode."""
-        return f"{self.runtime}, {self.mode}" if self.mode else self.runtime
+        return _subject(self.runtime, self.mode)
 
 
 @dataclasses.dataclass
@@ -49,8 +55,6 @@ class _Running:
     mode: str
     session: Session
     scores: list[tuple[str, SequenceScore]] = dataclasses.field(default_factory=list)
-    nll: float = 0.0
-    predictions: int = 0
 
 
 def measure(
@@ -77,12 +81,15 @@ def measure(
         running = _open_all(stack, files, wanted)
         text = "validate: " + ", ".join(sorted({item.runtime for item in running}))
         with counter(text, len(running) * len(sequences.ids), "sequences") as advance:
-            for ids, domain in zip(sequences.ids, sequences.domains):
+            for ids, domain in zip(sequences.ids, sequences.domains, strict=True):
                 expected = None if reference is None else reference(ids)
+                candidates = []
                 for item in running:
-                    _score(item, ids, domain, expected, allowed)
+                    candidates.append(_logits(item, ids))
                     advance(1)
-        return [_finish(item) for item in running]
+                for item, score in zip(running, score_sequence(ids, expected, candidates, allowed), strict=True):
+                    item.scores.append((domain, score))
+        return [_finish(item, running[0], reference is not None) for item in running]
 
 
 def _open_all(stack: contextlib.ExitStack, files: list[Path], wanted: list[str] | None) -> list[_Running]:
@@ -107,37 +114,29 @@ def _open_all(stack: contextlib.ExitStack, files: list[Path], wanted: list[str] 
     return running
 
 
-def _score(
-    item: _Running,
-    ids: NDArray[np.int64],
-    domain: str,
-    expected: NDArray[np.float32] | None,
-    allowed: NDArray[np.bool_],
-) -> None:
+def _logits(item: _Running, ids: NDArray[np.int64]) -> NDArray[np.float32]:
     found = item.session.logits(ids)
     if not np.isfinite(found).all():
         raise TieqError("the runtime returned logits that are NaN or infinite.", where=item.runtime)
-    if expected is not None:
-        score = score_sequence(ids, expected, found, allowed)
-        item.scores.append((domain, score))
-        item.nll, item.predictions = item.nll + score.nll, item.predictions + score.predictions
-        return
-    columns = np.cumsum(allowed) - 1
-    for start in range(0, len(ids) - 1, 32):
-        piece = log_softmax(found[start : min(start + 32, len(ids) - 1), : len(allowed)][:, allowed])
-        for row, position in enumerate(range(start, start + len(piece))):
-            item.nll -= float(piece[row, columns[ids[position + 1]]])
-    item.predictions += len(ids) - 1
+    return found
 
 
-def _finish(item: _Running) -> Measurement:
-    domains = list(dict.fromkeys(domain for domain, _ in item.scores))
+def _finish(item: _Running, first: _Running, referenced: bool) -> Measurement:
+    scores = [score for _, score in item.scores]
+    domains = list(dict.fromkeys(domain for domain, _ in item.scores)) if referenced else []
+    predictions = sum(score.predictions for score in scores)
     return Measurement(
         container=item.container,
         runtime=item.runtime,
         version=item.version,
         mode=item.mode,
-        perplexity=math.exp(item.nll / item.predictions),
-        scores=summarize([score for _, score in item.scores]) if item.scores else None,
+        perplexity=math.exp(sum(score.nll for score in scores) / predictions),
+        scores=summarize(scores) if referenced else None,
         by_domain={name: summarize([s for domain, s in item.scores if domain == name]) for name in domains},
+        first=None if item is first else _subject(first.runtime, first.mode),
+        kl_to_first=None if item is first else mean([score.kl_to_first / score.positions for score in scores]),
     )
+
+
+def _subject(runtime_name: str, mode: str) -> str:
+    return f"{runtime_name}, {mode}" if mode else runtime_name

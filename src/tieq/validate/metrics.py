@@ -12,16 +12,21 @@ from numpy.typing import NDArray
 _POSITIONS = 32
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class SequenceScore:
-    """Sums over one sequence: KL in nats and agreements per position, negative log-likelihoods per prediction."""
+    """Sums over one sequence for one candidate.
+
+    ``kl`` and ``same_top`` are against the reference, ``kl_to_first`` is KL(first candidate || this one), all in
+    nats summed over ``positions``; the negative log-likelihoods are summed over ``predictions``.
+    """
 
     positions: int
-    kl: float
-    same_top: int
     predictions: int
-    nll_reference: float
-    nll: float
+    nll: float = 0.0
+    nll_reference: float = 0.0
+    kl: float = 0.0
+    same_top: int = 0
+    kl_to_first: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,51 +59,63 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def score_sequence(
     ids: NDArray[np.int64],
-    reference: NDArray[np.float32],
-    candidate: NDArray[np.float32],
+    reference: NDArray[np.float32] | None,
+    candidates: list[NDArray[np.float32]],
     allowed: NDArray[np.bool_],
-) -> SequenceScore:
-    """Compare two sets of logits ``[length, vocab]`` for one sequence.
+) -> list[SequenceScore]:
+    """Compare the logits ``[length, vocab]`` of several candidates with a reference and with the first of them.
 
     Only the ids that the tokenizer can emit (``allowed``, ``[vocab]``) take part: padding rows of the table have
-    logits but no meaning. Columns of ``candidate`` beyond the reference's are ignored.
+    logits but no meaning. Columns beyond ``allowed`` are ignored.
     """
-    length, vocab = reference.shape
-    kl = nll_reference = nll = 0.0
-    same = 0
+    length = len(ids)
+    scores = [SequenceScore(length, length - 1) for _ in candidates]
     column_of = np.cumsum(allowed) - 1
+    everything = bool(allowed.all())
+
+    def kept(logits: NDArray[np.float32], piece: slice) -> NDArray[np.float64]:
+        part = logits[piece, : len(allowed)]
+        return log_softmax(part if everything else part[:, allowed])
+
     for start in range(0, length, _POSITIONS):
         piece = slice(start, min(start + _POSITIONS, length))
-        expected = log_softmax(reference[piece][:, allowed])
-        found = log_softmax(candidate[piece, :vocab][:, allowed])
-        kl += float((np.exp(expected) * (expected - found)).sum())
-        same += int((expected.argmax(-1) == found.argmax(-1)).sum())
-        for row, position in enumerate(range(piece.start, min(piece.stop, length - 1))):
-            column = column_of[ids[position + 1]]
-            nll_reference -= float(expected[row, column])
-            nll -= float(found[row, column])
-    return SequenceScore(length, kl, same, length - 1, nll_reference, nll)
+        at = np.arange(piece.start, min(piece.stop, length - 1))
+        targets = (at - start, column_of[ids[at + 1]])
+        expected = None if reference is None else kept(reference, piece)
+        first: NDArray[np.float64] | None = None
+        for score, logits in zip(scores, candidates, strict=True):
+            found = kept(logits, piece)
+            score.nll -= float(found[targets].sum())
+            if expected is not None:
+                score.nll_reference -= float(expected[targets].sum())
+                score.kl += _kl(expected, found)
+                score.same_top += int((expected.argmax(-1) == found.argmax(-1)).sum())
+            first = found if first is None else first
+            score.kl_to_first += _kl(first, found)
+    return scores
+
+
+def _kl(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
+    return 0.0 if left is right else float((np.exp(left) * (left - right)).sum())
 
 
 def summarize(scores: list[SequenceScore]) -> Scores:
     """Means over tokens, standard errors over sequences (delta method for the perplexity ratio)."""
-    kl = _mean([score.kl / score.positions for score in scores])
-    top1 = _mean([score.same_top / score.positions for score in scores])
-    gap = _mean([(score.nll - score.nll_reference) / score.predictions for score in scores])
+    gap = mean([(score.nll - score.nll_reference) / score.predictions for score in scores])
     ratio = math.exp(gap.value)
     predictions = sum(score.predictions for score in scores)
-    reference = math.exp(sum(score.nll_reference for score in scores) / predictions)
     return Scores(
-        kl,
-        top1,
-        Estimate(ratio, None if gap.standard_error is None else ratio * gap.standard_error),
-        reference,
-        len(scores),
-        sum(score.positions for score in scores),
+        kl=mean([score.kl / score.positions for score in scores]),
+        top1=mean([score.same_top / score.positions for score in scores]),
+        perplexity_ratio=Estimate(ratio, None if gap.standard_error is None else ratio * gap.standard_error),
+        reference_perplexity=math.exp(sum(score.nll_reference for score in scores) / predictions),
+        sequences=len(scores),
+        tokens=sum(score.positions for score in scores),
     )
 
 
-def _mean(values: list[float]) -> Estimate:
+def mean(values: list[float]) -> Estimate:
+    """Mean of per-sequence values and its standard error."""
     array = np.array(values, dtype=np.float64)
     error = float(array.std(ddof=1) / math.sqrt(len(array))) if len(array) > 1 else None
     return Estimate(float(array.mean()), error)

@@ -132,9 +132,7 @@ class _Reader:
             return _Use(name, node.input[2], attributes["bits"], attributes["block_size"], True, zero)
         if node.op_type == "GatherBlockQuantized":
             zero = node.input[3] if len(node.input) > 3 and node.input[3] else None
-            return _Use(
-                name, node.input[2], attributes.get("bits", 4), attributes.get("block_size", 128), True, zero
-            )
+            return _Use(name, node.input[2], attributes.get("bits", 4), attributes.get("block_size", 128), True, zero)
         return _Use(name, None, 0, 0, transposed or node.op_type == "Gather")
 
     def extent(self, use: _Use) -> tuple[int, int]:
@@ -229,7 +227,8 @@ class _Reader:
         if use.zero_points is not None:
             zero = self._zero_points(use, rows, codes.shape[1], piece)
         values = (codes.astype(np.float32) - zero) * scales.astype(np.float32)[..., None]
-        return values.reshape(len(packed), -1)[:, :columns]
+        decoded: NDArray[np.float32] = values.reshape(len(packed), -1)[:, :columns]
+        return decoded
 
     def _zero_points(self, use: _Use, rows: int, blocks: int, piece: slice) -> Any:
         stored = read_array(self.initializers[use.zero_points or ""], self.path).reshape(rows, -1)[piece]
