@@ -10,6 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from tieq.recipe import GgufOptions, Recipe, Sampling, recipe_for_bits
+
 ROWS = 320
 _COMMON = {
     "vocab_size": ROWS,
@@ -130,3 +132,10 @@ def save(folder: Path, family: str = "llama", *, tokenizer: bool = True, seed: i
     if tokenizer:
         (save_sentencepiece if family in SENTENCEPIECE else save_byte_level)(folder)
     return folder
+
+
+def recipe(bits: int = 4, **changes: Any) -> Recipe:
+    """The recipe of ``--bits`` with little text, and the pre-tokenizer that llama.cpp cannot recognize here named."""
+    few = Sampling(sequences=2, length=64)
+    settings = {"calibration": few, "evaluation": few, "gguf": GgufOptions(pre_tokenizer="gpt-2"), **changes}
+    return recipe_for_bits(bits).model_copy(update=settings)

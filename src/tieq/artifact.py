@@ -34,6 +34,7 @@ def check_target(out: Path) -> None:
 @contextlib.contextmanager
 def staged(out: Path) -> Iterator[Path]:
     """Yield a new folder beside ``out`` that takes its place at the end; on any error ``out`` stays as it was."""
+    made = [parent for parent in out.parents if not parent.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
@@ -45,6 +46,9 @@ def staged(out: Path) -> Iterator[Path]:
         _swap(folder, out)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
+        for parent in made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
         raise
 
 

@@ -117,8 +117,8 @@ def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = FORMATS, *, t
                 where=str(source.path),
                 todo="Export with `--format onnx` only.",
             )
-        names = [decision.name for decision in plan.decisions] + job.floats
-        shapes = {name: source.info(name).shape for name in names}
+        shapes = {decision.name: source.info(decision.stored).shape for decision in plan.decisions}
+        shapes.update({name: source.info(name).shape for name in job.floats})
         tables = {decision.name for decision in plan.tables}
         layout = source.gguf_layout(shapes, tables, recipe.gguf.pre_tokenizer)
     return dataclasses.replace(job, layout=layout)
@@ -259,7 +259,7 @@ def _write_containers(job: Job, model: ReferenceModel, checkpoint: QuantizedChec
                 folder / "onnx",
                 lookup=job.parts.lookup,
                 logits=job.parts.logits,
-                table=job.table if job.graph.tied else None,
+                tied=job.graph.tied,
                 accuracy_level=job.recipe.onnx.accuracy_level,
             )
         )

@@ -54,14 +54,15 @@ def make_plan(parts: Inventory, graph: TieGraph, recipe: Recipe, formats: tuple[
         graph: which tables are shared.
         recipe: what is wished for.
         formats: containers that will be written, ``onnx`` and ``gguf``.
-        table: canonical name of the shared table's tensor.
+        table: source tensor that holds the shared table.
 
     Raises:
         RefusedError: if a container cannot hold a wished scheme; the message names the containers that can.
     """
     decisions = []
     if graph.tied:
-        decisions.append(_decide(table, "table", graph.rows, graph.columns, recipe.precision("table"), formats))
+        made = _decide(parts.lookup, "table", graph.rows, graph.columns, recipe.precision("table"), formats)
+        decisions.append(dataclasses.replace(made, stored=table))
     else:
         for name, role in ((parts.lookup, "lookup"), (parts.logits, "logits")):
             decisions.append(_decide(name, role, graph.rows, graph.columns, recipe.precision(role), formats))
@@ -86,7 +87,7 @@ def _decide(name: str, role: str, rows: int, columns: int, wish: Precision, form
         solver, bits = wish.solver, SCHEMES[chosen].bits_per_weight
     else:
         solver, bits = ("cast" if chosen == "f16" else "ggml"), ggml.bits_per_weight(chosen)
-    return Decision(name, role, rows, columns, chosen, solver, bits, reason)
+    return Decision(name, name, role, rows, columns, chosen, solver, bits, reason)
 
 
 def _block(scheme: str) -> int:

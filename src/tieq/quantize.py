@@ -56,7 +56,7 @@ def quantize(
     with counter("quantize", weights_total, "million weights") as advance:
         done = 0
         for decision in plan.decisions:
-            values = source.read(decision.name)
+            values = source.read(decision.stored)
             weights = np.ascontiguousarray(values.T if decision.transposed else values)
             _refuse_bad_rows(decision.name, weights)
             statistic = logits if decision.role in ("table", "logits") else decision.name

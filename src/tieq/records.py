@@ -137,9 +137,13 @@ class Matrix:
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """The precision of one matrix: scheme, solver, stored bits per weight, and why."""
+    """The precision of one matrix: scheme, solver, stored bits per weight, and why.
+
+    ``name`` is the model's own name for the matrix, ``stored`` the source tensor that its values are read from.
+    """
 
     name: str
+    stored: str
     role: str
     rows: int
     columns: int

@@ -23,7 +23,7 @@ def write_onnx(
     *,
     lookup: str,
     logits: str,
-    table: str | None,
+    tied: bool,
     accuracy_level: int,
 ) -> Path:
     """Write ``model.onnx`` and ``model.onnx.data`` into ``folder``.
@@ -34,7 +34,7 @@ def write_onnx(
         folder: an existing folder.
         lookup: parameter name of the lookup table in the model.
         logits: parameter name of the logits matrix in the model.
-        table: name of the shared table in the checkpoint, None when untied.
+        tied: whether the lookup table plays the logits role too.
         accuracy_level: see :class:`tieq.export.onnx_surgery.Surgeon`.
 
     Returns:
@@ -49,7 +49,7 @@ def write_onnx(
     target = folder / MODEL
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         with stage("ONNX: float graph (optimum)"):
-            export_float_graph(model, Path(scratch))
+            export_float_graph(model, Path(scratch), checkpoint.matrices)
         with stage("ONNX: quantized operators"), (folder / DATA).open("wb") as file:
             graph_model = ir.load(Path(scratch) / MODEL)
             graph_model.graph.opset_imports["com.microsoft"] = 1
@@ -60,7 +60,7 @@ def write_onnx(
                 data,
                 lookup=lookup,
                 logits=logits,
-                table=table,
+                tied=tied,
                 accuracy_level=accuracy_level,
             )
             surgeon.operate()

@@ -13,11 +13,12 @@ from tieq.errors import RefusedError
 from tieq.source.reference import ReferenceModel
 
 
-def export_float_graph(model: ReferenceModel, folder: Path) -> Path:
+def export_float_graph(model: ReferenceModel, folder: Path, matrices: list[str]) -> Path:
     """Write the float ONNX graph of a causal language model into ``folder``.
 
     Constant folding stays off: folded, the weights would be transposed copies under numbers instead of names, and
-    the quantized ones could not be put in their places.
+    the quantized ones could not be put in their places. ``matrices`` are the parameters that will be replaced; each
+    keeps an initializer of its own even where two are equal.
 
     Returns:
         The path of ``model.onnx``.
@@ -28,7 +29,7 @@ def export_float_graph(model: ReferenceModel, folder: Path) -> Path:
     from optimum.exporters.onnx import onnx_export_from_model
 
     try:
-        with _quiet():
+        with _quiet(), _distinct(model, matrices):
             onnx_export_from_model(
                 model.module,
                 folder,
@@ -44,6 +45,20 @@ def export_float_graph(model: ReferenceModel, folder: Path) -> Path:
             todo="Export with `--format gguf` only.",
         ) from error
     return folder / "model.onnx"
+
+
+@contextlib.contextmanager
+def _distinct(model: ReferenceModel, names: list[str]) -> Iterator[None]:
+    """Mark each parameter during the trace: the exporter merges initializers that are equal, and with them names."""
+    parameters = [model.module.get_parameter(name).data.view(-1) for name in names]
+    firsts = [float(flat[0]) for flat in parameters]
+    for number, flat in enumerate(parameters):
+        flat[0] = 1e6 + number
+    try:
+        yield
+    finally:
+        for flat, first in zip(parameters, firsts, strict=True):
+            flat[0] = first
 
 
 @contextlib.contextmanager

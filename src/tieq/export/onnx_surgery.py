@@ -28,7 +28,7 @@ class Surgeon:
         checkpoint: quantized matrices and float tensors.
         data: where the packed bytes go.
         lookup: initializer name of the lookup table; ``logits`` of the logits matrix.
-        table: name under which the checkpoint holds the shared table, or None when untied.
+        tied: whether the lookup table plays the logits role too.
         accuracy_level: MatMulNBits' attribute (4: int8 activations, 0: the input's own type).
     """
 
@@ -40,13 +40,13 @@ class Surgeon:
         *,
         lookup: str,
         logits: str,
-        table: str | None,
+        tied: bool,
         accuracy_level: int,
     ) -> None:
         self.model, self.checkpoint, self.data = model, checkpoint, data
         self.accuracy_level = accuracy_level
-        self._stored_as = {lookup: table or lookup, logits: table or logits}
-        self._lookup_names = {lookup, logits} if table else {lookup}
+        # The exporter keeps one of the two names of a tied parameter; which one is its own affair.
+        self._stored_as = {logits: lookup} if tied else {}
         self._done: set[str] = set()
 
     def operate(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from tieq.source.gguf_file import GgufValue
 from tieq.source.tokenizer import TOKENIZER_FILES
 
 _TRACE_COLUMNS = 3
+_PLAIN_TOKENIZER = '{"tokenizer_class": "PreTrainedTokenizerFast"}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +94,18 @@ class Converter:
                 where=name,
                 todo="Export with `--format onnx` only.",
             ) from error
-        self._folder = Path(tempfile.mkdtemp(prefix="tieq-convert-"))
+        self._temporary = Path(tempfile.mkdtemp(prefix="tieq-convert-"))
+        # The converter reads model name, size and version out of the folder's name.
+        self._folder = self._temporary / re.sub(r"[^\w.-]", "-", name)
+        self._folder.mkdir()
         try:
             (self._folder / "config.json").write_text(json.dumps(config))
             for file in TOKENIZER_FILES if tokenizer_folder else ():
                 if tokenizer_folder and (tokenizer_folder / file).exists():
                     shutil.copy(tokenizer_folder / file, self._folder / file)
+            if tokenizer_folder and not (self._folder / "tokenizer_config.json").exists():
+                # Without a class named, transformers takes the model type's own, which may add tokens.
+                (self._folder / "tokenizer_config.json").write_text(_PLAIN_TOKENIZER)
             model: Any = model_class(
                 self._folder,
                 gguf.LlamaFileType.ALL_F32,
@@ -123,7 +131,7 @@ class Converter:
 
     def close(self) -> None:
         """Remove the temporary folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def metadata(self) -> dict[str, GgufValue]:
         """Architecture, parameters and tokenizer as GGUF metadata.
@@ -150,6 +158,12 @@ class Converter:
             for key, value in part.items():
                 element = getattr(value, "sub_type", None)
                 found[key] = GgufValue(value.value, int(value.type), None if element is None else int(element))
+        if found["tokenizer.ggml.model"].value == "gpt2" and "tokenizer.ggml.merges" not in found:
+            raise RefusedError(
+                "the tokenizer has no merges, and llama.cpp loads no byte-pair vocabulary without them.",
+                where="tokenizer.json",
+                todo="Export with `--format onnx` only.",
+            )
         return found
 
     def extra_tensors(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
