@@ -129,7 +129,7 @@ class TestRowsAndTokenizer:
 
         folder = tiny_export().folder
         for adapter in runtimes().values():
-            file = folder / ("onnx/model.onnx" if adapter.suffix == ".onnx" else "gguf/model.gguf")
+            file = folder / ("gguf/model.gguf" if ".gguf" in adapter.suffixes else "onnx/model.onnx")
             for _, opened in adapter.modes(file):
                 with opened as session, pytest.raises(TieqError, match=f"token id {bad} is not a row"):
                     session.logits(np.array([3, bad, 5]))
@@ -219,6 +219,31 @@ class TestSharingLostOnTheWay:
             if tensor.data_type == onnx.TensorProto.FLOAT and np.prod(tensor.dims) >= 320 * 64
         ]
         assert not floats
+
+    def test_the_ort_format_keeps_one_payload(self, tiny_checkpoint, tmp_path):
+        result = exported(tiny_checkpoint(), tmp_path, formats=("ort", "gguf"))
+        assert copies(result) == {1}
+        assert not (result.folder / "onnx").exists()
+        size = (result.folder / "ort" / "model.ort").stat().st_size
+        # One table of 320 x 64 codes at 4 bits takes 10,240 bytes; what a default conversion adds is a second one.
+        names = [payload["names"] for payload in result.checks["containers"][0]["payloads"]]
+        assert len(names) == 1
+        assert size < 250_000
+
+    def test_a_default_ort_conversion_is_caught(self, tiny_export, tmp_path):
+        import onnxruntime
+
+        from tieq.validate.gates import structure_checks
+        from tieq.validate.structure import prove
+
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(tmp_path / "model.ort")
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        file = tiny_export().folder / "onnx" / "model.onnx"
+        onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+        (check,) = structure_checks(prove(tmp_path / "model.ort"), True)[:1]
+        assert not check.passed
+        assert check.value == 2
 
     def test_a_duplicated_table_fails_validation_and_is_located(self, tiny_export, tmp_path):
         from tieq.revalidate import validate_path

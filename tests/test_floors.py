@@ -59,7 +59,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "llama_cpp": ("codecs/ggml.py", "runtimes/llama_cpp.py"),
     "onnx": _ONNX,
     "onnx_ir": _ONNX,
-    "onnxruntime": ("runtimes/*",),
+    "onnxruntime": ("runtimes/*", "export/ort.py"),
     "optimum": ("export/*",),
     "rich": (*_COMMAND_LINE, "progress.py"),
     "safetensors": ("source/*", "quantize.py", "calibrate.py"),

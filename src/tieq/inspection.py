@@ -21,7 +21,7 @@ def inspect(model: str) -> dict[str, Any]:
         TieqError: if it cannot be found or read.
     """
     path = Path(model).expanduser()
-    if path.suffix == ".onnx" and path.is_file():
+    if path.suffix in (".onnx", ".ort") and path.is_file():
         return {"model": model, "kind": "container", "containers": [_container(path)]}
     if path.is_dir() and (path / MANIFEST).exists():
         files = artifact_files(path)
@@ -42,7 +42,7 @@ def artifact_files(folder: Path) -> list[Path]:
         TieqError: if it holds none.
     """
     manifest = read_json(folder / MANIFEST)
-    names = {"onnx": "onnx/model.onnx", "gguf": "gguf/model.gguf"}
+    names = {"onnx": "onnx/model.onnx", "ort": "ort/model.ort", "gguf": "gguf/model.gguf"}
     files = [folder / names[name] for name in manifest.get("formats", []) if name in names]
     missing = [str(file) for file in files if not file.is_file()]
     if missing or not files:

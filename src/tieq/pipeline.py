@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ from tieq.source.tie import arithmetic, refuse_unexportable, table_name, tie_gra
 from tieq.source.tokenizer import TOKENIZER_FILES, TextTokenizer, check_rows
 from tieq.validate.run import Validation, validate
 
-FORMATS = ("onnx", "gguf")
+FORMATS = ("onnx", "ort", "gguf")
+DEFAULT_FORMATS = ("onnx", "gguf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,7 @@ class ExportResult:
         return bool(self.checks["passed"])
 
 
-def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = FORMATS, *, tie: bool | None = None) -> Job:
+def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = DEFAULT_FORMATS, *, tie: bool | None = None) -> Job:
     """Open the model, find its roles, plan, and refuse what cannot be exported.
 
     Raises:
@@ -134,7 +136,7 @@ def export(
     model: str,
     recipe: Recipe,
     out: Path,
-    formats: tuple[str, ...] = FORMATS,
+    formats: tuple[str, ...] = DEFAULT_FORMATS,
     *,
     tie: bool | None = None,
     calibration: list[Path] | None = None,
@@ -146,7 +148,7 @@ def export(
         model: alias, hub id, folder or ``.gguf`` file.
         recipe: precision, sampling and gates.
         out: artifact folder; an earlier one of tieq's is replaced as a whole at the end.
-        formats: containers to write.
+        formats: containers to write: onnx, ort, gguf.
         tie: see :func:`tieq.source.tie.tie_graph`.
         calibration: text files instead of the default calibration text.
         evaluation: text files instead of the default evaluation text.
@@ -248,23 +250,31 @@ def graph_json(source: ModelSource, graph: TieGraph) -> dict[str, Any]:
 def _write_containers(job: Job, model: ReferenceModel, checkpoint: QuantizedCheckpoint, folder: Path) -> list[Path]:
     from tieq.export.gguf import write_gguf
     from tieq.export.onnx import write_onnx
+    from tieq.export.ort import write_ort
 
     files = []
-    if "onnx" in job.plan.formats:
+    if {"onnx", "ort"} & set(job.plan.formats):
         (folder / "onnx").mkdir()
-        files.append(
-            write_onnx(
-                model,
-                checkpoint,
-                folder / "onnx",
-                lookup=job.parts.lookup,
-                logits=job.parts.logits,
-                tied=job.graph.tied,
-                accuracy_level=job.recipe.onnx.accuracy_level,
-            )
+        onnx_file = write_onnx(
+            model,
+            checkpoint,
+            folder / "onnx",
+            lookup=job.parts.lookup,
+            logits=job.parts.logits,
+            tied=job.graph.tied,
+            accuracy_level=job.recipe.onnx.accuracy_level,
         )
-        if job.tokenizer is not None:
-            artifact.copy_files(job.tokenizer.folder, folder / "onnx", TOKENIZER_FILES)
+        files.append(onnx_file)
+    if "ort" in job.plan.formats:
+        (folder / "ort").mkdir()
+        files.append(write_ort(onnx_file, folder / "ort"))
+    if "onnx" not in job.plan.formats and files:
+        # The .ort file is made from the ONNX one, which nobody asked for.
+        shutil.rmtree(folder / "onnx")
+        files.remove(onnx_file)
+    for name in ("onnx", "ort"):
+        if (folder / name).exists() and job.tokenizer is not None:
+            artifact.copy_files(job.tokenizer.folder, folder / name, TOKENIZER_FILES)
     if job.layout is not None:
         (folder / "gguf").mkdir()
         body = next((d.scheme for d in job.plan.decisions if d.role == "body"), "f16")

@@ -53,7 +53,7 @@ def make_plan(parts: Inventory, graph: TieGraph, recipe: Recipe, formats: tuple[
         parts: the model's matrices.
         graph: which tables are shared.
         recipe: what is wished for.
-        formats: containers that will be written, ``onnx`` and ``gguf``.
+        formats: containers that will be written, of ``onnx``, ``ort`` and ``gguf``.
         table: source tensor that holds the shared table.
 
     Raises:
@@ -95,7 +95,7 @@ def _block(scheme: str) -> int:
 
 
 def _check_formats(name: str, scheme: str, formats: tuple[str, ...]) -> None:
-    if "onnx" in formats and scheme not in SCHEMES and scheme != "f16":
+    if {"onnx", "ort"} & set(formats) and scheme not in SCHEMES and scheme != "f16":
         exact = ", ".join([*SCHEMES, "f16"])
         raise RefusedError(
             f"ONNX operators cannot hold {scheme}.",

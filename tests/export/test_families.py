@@ -174,7 +174,10 @@ def test_an_untied_llama_exports_two_tables_and_says_so(tmp_path):
     assert result.passed
     assert result.manifest["tied"] is False
     for entry in result.manifest["containers"].values():
-        assert [sorted(readers) for readers in entry["table"]["readers"]] in ([["lookup"], ["logits"]], [["logits"], ["lookup"]])
+        assert [sorted(readers) for readers in entry["table"]["readers"]] in (
+            [["lookup"], ["logits"]],
+            [["logits"], ["lookup"]],
+        )
     assert "a table for each role" in (result.folder / "report.md").read_text()
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     gguf_side = gguf_tensors(result.folder / "gguf" / "model.gguf")

@@ -44,7 +44,7 @@ def export(
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="Recipe file instead of --bits.")] = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="onnx or gguf; repeat for both. [default: both]")
+        list[str] | None, typer.Option("--format", help="onnx, gguf or ort; repeatable. [default: onnx and gguf]")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Artifact folder. [default: artifacts/MODEL-RECIPE]")] = None,
     tie: Annotated[
@@ -124,7 +124,7 @@ def runtimes(as_json: JsonOption = False) -> None:
             {
                 "name": name,
                 "purpose": adapter.purpose,
-                "files": adapter.suffix,
+                "files": " ".join(adapter.suffixes),
                 "ready": state.ready,
                 "version": state.version,
                 "how": state.how,

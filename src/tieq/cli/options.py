@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tieq.errors import TieqError
-from tieq.pipeline import FORMATS
+from tieq.pipeline import DEFAULT_FORMATS, FORMATS
 from tieq.recipe import Gates, Recipe, Sampling, load_recipe, recipe_for_bits
 
 _DEFAULT_BITS = 4
@@ -39,10 +39,10 @@ def check_formats(formats: list[str] | None) -> tuple[str, ...]:
     Raises:
         TieqError: for a name that is no container.
     """
-    wished = formats or list(FORMATS)
+    wished = formats or list(DEFAULT_FORMATS)
     unknown = [name for name in wished if name not in FORMATS]
     if unknown:
-        raise TieqError(f"--format '{unknown[0]}' is no container.", todo=f"Use {' or '.join(FORMATS)}.")
+        raise TieqError(f"--format '{unknown[0]}' is no container.", todo=f"Use {', '.join(FORMATS)}.")
     return tuple(name for name in FORMATS if name in wished)
 
 

@@ -33,10 +33,10 @@ class Session(Protocol):
 
 
 class Runtime(abc.ABC):
-    """One runtime. ``name`` is what ``--runtime`` takes, ``suffix`` the files that it runs."""
+    """One runtime. ``name`` is what ``--runtime`` takes, ``suffixes`` the files that it runs."""
 
     name: str
-    suffix: str
+    suffixes: tuple[str, ...]
     purpose: str
 
     @abc.abstractmethod

@@ -23,7 +23,7 @@ class LlamaCpp(Runtime):
     """Runs GGUF files."""
 
     name = "llama.cpp"
-    suffix = ".gguf"
+    suffixes = (".gguf",)
     purpose = "GGUF on the CPU"
 
     def availability(self) -> Availability:

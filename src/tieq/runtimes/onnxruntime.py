@@ -21,8 +21,8 @@ class OnnxRuntime(Runtime):
     """Runs causal language models exported with past key values."""
 
     name = "onnxruntime"
-    suffix = ".onnx"
-    purpose = "ONNX on the CPU"
+    suffixes = (".onnx", ".ort")
+    purpose = "ONNX and ORT on the CPU"
 
     def availability(self) -> Availability:
         """Whether onnxruntime is installed."""
@@ -34,6 +34,9 @@ class OnnxRuntime(Runtime):
 
     def modes(self, path: Path) -> Iterator[tuple[str, contextlib.AbstractContextManager[Session]]]:
         """Both accuracy levels where the file has quantized products; the file as it is elsewhere."""
+        if path.suffix == ".ort":
+            yield "ort format", _open(path, None)
+            return
         import onnx
 
         model = onnx.load(str(path), load_external_data=False)
@@ -45,6 +48,25 @@ class OnnxRuntime(Runtime):
             for node in products:
                 _set_level(node, level)
             yield f"accuracy level {level}", _open(path, model.SerializeToString())
+
+
+def save_as_onnx(path: Path, target: Path) -> None:
+    """Load a model file and write its graph as ONNX, untouched by optimization.
+
+    Raises:
+        TieqError: if the file cannot be loaded.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.save_model_format", "ONNX")
+    try:
+        onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions share no base class
+        raise TieqError(f"onnxruntime cannot load the file ({error}).", where=str(path)) from error
 
 
 def _set_level(node: Any, level: int) -> None:

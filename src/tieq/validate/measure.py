@@ -97,12 +97,14 @@ def _open_all(stack: contextlib.ExitStack, files: list[Path], wanted: list[str] 
     names = list(runtimes()) if wanted is None else list(dict.fromkeys(wanted))
     for name in names:
         adapter = runtime(name)
-        mine = [path for path in files if path.suffix == adapter.suffix]
+        mine = [path for path in files if path.suffix in adapter.suffixes]
         if not mine and wanted is None:
             continue
         if not mine:
             raise TieqError(
-                f"runs {adapter.suffix} files, and there is none.", where=f"--runtime {name}", todo="Leave it out."
+                f"runs {' and '.join(adapter.suffixes)} files, and there is none.",
+                where=f"--runtime {name}",
+                todo="Leave it out.",
             )
         state = adapter.availability()
         if not state.ready:

@@ -87,7 +87,7 @@ class _Reader:
     def lookup(self) -> _Use:
         """The gather that ``input_ids`` indexes."""
         for node in self.graph.node:
-            if node.op_type in _GATHERS and self._upstream_input(node.input[1]) == "input_ids":
+            if node.op_type in _GATHERS and self._upstream(node.input[1]) == "input_ids":
                 found = self._use(node, node.input[0])
                 if found is not None:
                     return found
@@ -113,7 +113,8 @@ class _Reader:
         node = self.producers.get(name)
         return node is not None and node.op_type == "Constant"
 
-    def _upstream_input(self, name: str) -> str:
+    def _upstream(self, name: str) -> str:
+        """Where a value comes from, past operators that only reshape or cast it."""
         while name in self.producers and self.producers[name].op_type in ("Cast", "Identity", "Reshape"):
             name = self.producers[name].input[0]
         return name
@@ -127,12 +128,10 @@ class _Reader:
                 return None
             transposed ^= carrier.op_type == "Transpose"
             name = carrier.input[0]
-        if node.op_type == "MatMulNBits":
+        if node.op_type in ("MatMulNBits", "GatherBlockQuantized"):
             zero = node.input[3] if len(node.input) > 3 and node.input[3] else None
-            return _Use(name, node.input[2], attributes["bits"], attributes["block_size"], True, zero)
-        if node.op_type == "GatherBlockQuantized":
-            zero = node.input[3] if len(node.input) > 3 and node.input[3] else None
-            return _Use(name, node.input[2], attributes.get("bits", 4), attributes.get("block_size", 128), True, zero)
+            bits, block = attributes.get("bits", 4), attributes.get("block_size", 128)
+            return _Use(name, self._upstream(node.input[2]), bits, block, True, zero and self._upstream(zero))
         return _Use(name, None, 0, 0, transposed or node.op_type == "Gather")
 
     def extent(self, use: _Use) -> tuple[int, int]:

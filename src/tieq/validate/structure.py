@@ -22,13 +22,14 @@ class Structure:
     """The vocabulary tables of one file.
 
     Attributes:
-        container: ``onnx`` or ``gguf``.
+        container: ``onnx``, ``ort`` or ``gguf``.
         file_bytes: bytes of the file and of its external data.
         rows: rows of the table.
         columns: its columns.
         payloads: every stored run of bytes that holds a table of this size, each once.
         read_lookup: decodes rows of the table that the lookup role reads.
         read_logits: the same for the logits role.
+        scratch: what must stay alive for the readers (a temporary folder), or None.
     """
 
     container: str
@@ -39,6 +40,7 @@ class Structure:
     payloads: tuple[Payload, ...]
     read_lookup: RowReader
     read_logits: RowReader
+    scratch: object = None
 
     @property
     def shared(self) -> bool:
@@ -77,8 +79,12 @@ def prove(path: Path) -> Structure:
         from tieq.validate.onnx_structure import onnx_structure
 
         return onnx_structure(path)
+    if path.suffix == ".ort":
+        from tieq.validate.ort_structure import ort_structure
+
+        return ort_structure(path)
     raise TieqError(
-        f"a '{path.suffix}' file cannot be validated.", where=str(path), todo="Give an .onnx or a .gguf file."
+        f"a '{path.suffix}' file cannot be validated.", where=str(path), todo="Give an .onnx, .ort or .gguf file."
     )
 
 

@@ -1,0 +1,81 @@
+"""Write the ``.ort`` container (ONNX Runtime Mobile's format) from the ONNX one, with the table still single.
+
+A default conversion doubles the table twice over: the two names over one range of bytes become two tensors, and a
+Reshape between the operators' ranks is folded into a copy. Here the lookup reads the product's own tensor, block by
+block (rank 3), only its scales are reshaped when it runs, and constant folding stays off.
+Source: ONNX Runtime, "ORT model format".
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tieq.progress import stage
+
+MODEL = "model.ort"
+
+
+def write_ort(onnx_file: Path, folder: Path) -> Path:
+    """Convert ``onnx_file`` (as written by :func:`tieq.export.onnx.write_onnx`) to ``folder/model.ort``.
+
+    Returns:
+        The path of the file.
+    """
+    import onnx
+    import onnxruntime
+
+    target = folder / MODEL
+    with stage("ORT: convert"):
+        model = onnx.load(str(onnx_file), load_external_data=False)
+        for node in [node for node in model.graph.node if node.op_type == "GatherBlockQuantized"]:
+            _read_by_blocks(model.graph, node)
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        # The extended level is the highest whose result runs on any processor.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(target)
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        # Beside the data file, because external locations are relative to the model.
+        with tempfile.NamedTemporaryFile(dir=onnx_file.parent, suffix=".onnx") as edited:
+            edited.write(model.SerializeToString())
+            edited.flush()
+            onnxruntime.InferenceSession(
+                edited.name, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+            )
+    return target
+
+
+def _read_by_blocks(graph: Any, node: Any) -> None:
+    """Let a lookup read the codes as ``[rows, blocks, bytes]``, the tensor that the product reads."""
+    from onnx import helper, numpy_helper
+
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    lookup_codes, ids, scales = node.input
+    codes = lookup_codes.replace(".lookup_codes", ".codes")
+    if codes not in initializers:  # untied: nothing else reads the lookup's bytes
+        return
+    rows, blocks = initializers[scales].dims
+    constants = {
+        f"{scales}.blocks": np.array([rows, blocks, 1], np.int64),
+        f"{node.output[0]}.row": np.array([0, 0, -1], np.int64),
+    }
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    scales_shape, row_shape = constants
+    by_block = f"{node.output[0]}.by_block"
+    options = {attribute.name: attribute.i for attribute in node.attribute} | {"quantize_axis": 2}
+    made = [
+        helper.make_node("Reshape", [scales, scales_shape], [f"{scales}.reshaped"], name=f"{scales}/Reshape"),
+        helper.make_node(
+            node.op_type, [codes, ids, f"{scales}.reshaped"], [by_block], name=node.name, domain=node.domain, **options
+        ),
+        helper.make_node("Reshape", [by_block, row_shape], list(node.output), name=f"{node.name}/Reshape"),
+    ]
+    at = list(graph.node).index(node)
+    graph.node.remove(node)
+    for offset, new in enumerate(made):
+        graph.node.insert(at + offset, new)
+    graph.initializer.remove(initializers[lookup_codes])
