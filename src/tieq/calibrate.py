@@ -7,6 +7,7 @@ inputs are taken as uncorrelated (Frantar et al. 2022, GPTQ, has the full Hessia
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class Statistics:
         """Write ``calibration.safetensors`` with the text's and model's identity in its metadata."""
         from safetensors.numpy import save_file
 
-        metadata = {"tokens": str(self.tokens), **source}
+        # One key, because safetensors writes several in an order that changes from run to run.
+        metadata = {"tieq": json.dumps({"tokens": self.tokens, **source}, sort_keys=True)}
         save_file(dict(sorted(self.second_moments.items())), path, metadata=metadata)
 
 

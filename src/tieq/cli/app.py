@@ -155,6 +155,9 @@ def main() -> None:
     except TieqError as error:
         print(f"tieq: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"tieq: {error}; nothing was put in place. Check the disk and its permissions.", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("tieq: interrupted; nothing was put in place", file=sys.stderr)
         sys.exit(130)
