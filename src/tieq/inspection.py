@@ -79,7 +79,8 @@ def _from_config(label: str, config: dict[str, Any]) -> dict[str, Any]:
         "kind": "configuration",
         "origin": "configuration alone, no weights read",
         "tied": tied,
-        "verdict": "tied by the flag" if tied else "untied by the flag",
+        "verdict": ("tied" if tied else "untied")
+        + (" by the flag" if "tie_word_embeddings" in config else " by default"),
         "rows": rows,
         "columns": columns,
         "flag": config.get("tie_word_embeddings"),

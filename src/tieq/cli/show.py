@@ -48,9 +48,9 @@ def show_inspection(found: dict[str, Any]) -> None:
     if "containers" in found:
         _show_containers(found["containers"])
         return
-    state = "tied" if found["tied"] else "untied"
+    state = "" if found["kind"] == "configuration" else ", exported tied" if found["tied"] else ", exported untied"
     flag = "absent" if found["flag"] is None else str(found["flag"]).lower()
-    _print(f"verdict: {found['verdict']}, {state} (tie_word_embeddings {flag})")
+    _print(f"verdict: {found['verdict']}{state} (tie_word_embeddings {flag})")
     ids = "" if found["tokenizer_ids"] is None else f", tokenizer {found['tokenizer_ids']:,} ids"
     _print(f"table: {found['rows']:,} rows x {found['columns']:,} columns{ids}")
     rows: list[Row] = []
