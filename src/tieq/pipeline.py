@@ -98,7 +98,8 @@ def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = DEFAULT_FORMA
             where=str(source.path),
             todo="Download the checkpoint again.",
         )
-    plan = make_plan(parts, graph, recipe, formats, table)
+    calibrated = recipe.effort != "quick" and tokenizer is not None
+    plan = make_plan(parts, graph, recipe, formats, table, calibrated=calibrated)
     notes = list(graph.notes)
     notes += [
         f"{decision.name}: {decision.scheme}, {decision.bits_per_weight} bits/weight ({decision.reason})"

@@ -46,7 +46,15 @@ class Plan:
         return {**dataclasses.asdict(self), "packed_bytes": self.packed_bytes()}
 
 
-def make_plan(parts: Inventory, graph: TieGraph, recipe: Recipe, formats: tuple[str, ...], table: str) -> Plan:
+def make_plan(
+    parts: Inventory,
+    graph: TieGraph,
+    recipe: Recipe,
+    formats: tuple[str, ...],
+    table: str,
+    *,
+    calibrated: bool = True,
+) -> Plan:
     """Decide the scheme of every matrix.
 
     Args:
@@ -55,9 +63,11 @@ def make_plan(parts: Inventory, graph: TieGraph, recipe: Recipe, formats: tuple[
         recipe: what is wished for.
         formats: containers that will be written, of ``onnx``, ``ort`` and ``gguf``.
         table: source tensor that holds the shared table.
+        calibrated: whether second moments will be measured.
 
     Raises:
-        RefusedError: if a container cannot hold a wished scheme; the message names the containers that can.
+        RefusedError: if a container cannot hold a wished scheme, or a scheme needs importance weights that will not
+            be there; the message names what can be done.
     """
     decisions = []
     if graph.tied:
@@ -69,6 +79,8 @@ def make_plan(parts: Inventory, graph: TieGraph, recipe: Recipe, formats: tuple[
     for matrix in parts.body:
         made = _decide(matrix.name, "body", matrix.rows, matrix.columns, recipe.precision("body"), formats)
         decisions.append(dataclasses.replace(made, transposed=matrix.transposed))
+    for decision in decisions:
+        _check_importance(decision, calibrated)
     return Plan(tuple(decisions), formats, recipe.name)
 
 
@@ -88,6 +100,17 @@ def _decide(name: str, role: str, rows: int, columns: int, wish: Precision, form
     else:
         solver, bits = ("cast" if chosen == "f16" else "ggml"), ggml.bits_per_weight(chosen)
     return Decision(name, name, role, rows, columns, chosen, solver, bits, reason)
+
+
+def _check_importance(decision: Decision, calibrated: bool) -> None:
+    # The lookup of an untied model multiplies nothing, so it has no inputs whose second moments could be measured.
+    measured = calibrated and decision.role != "lookup"
+    if decision.scheme not in SCHEMES and not measured and ggml.requires_importance(decision.scheme):
+        raise RefusedError(
+            f"ggml encodes {decision.scheme} only with importance weights, and none will be measured.",
+            where=decision.name,
+            todo="Use `--effort standard` and a model with a tokenizer, or another scheme.",
+        )
 
 
 def _block(scheme: str) -> int:

@@ -211,3 +211,44 @@ def test_tied_phi_is_refused_for_gguf_and_exports_to_onnx(tmp_path):
     result = export(str(checkpoint), tiny.recipe(), tmp_path / "out", ("onnx",))
     assert result.passed
     assert result.manifest["containers"]["onnx"]["table"]["copies_in_file"] == 1
+
+
+@pytest.mark.parametrize(
+    "scheme", ["q4_1", "q5_0", "q5_1", "iq4_nl", "q2_k", "q4_k", "q6_k", "iq2_xxs", "iq3_s", "bf16"]
+)
+def test_every_kind_of_ggml_type_goes_into_gguf_and_runs(scheme, tmp_path_factory):
+    from tieq.pipeline import export
+    from tieq.recipe import Gates, Precision
+    from tieq.runtimes import runtime
+    from tieq.source.locate import open_source
+    from tieq.source.reference import load_model
+    from tieq.validate.metrics import score_sequence
+
+    base = tmp_path_factory.getbasetemp() / "wide"
+    if not base.exists():
+        tiny.save(base, hidden_size=256, intermediate_size=256, head_dim=64)
+    precision = Precision(scheme=scheme)
+    out = tmp_path_factory.mktemp("ggml") / scheme
+    export(str(base), tiny.recipe(table=precision, body=precision, gates=Gates()), out, ("gguf",))
+    file = out / "gguf" / "model.gguf"
+    assert next(tensor.tensor_type.name.lower() for tensor in GGUFReader(file).tensors) == scheme
+    # The file read back as a model and run in transformers, against llama.cpp running it: what differs is
+    # llama.cpp's 8-bit activations, in blocks of up to 256.
+    source = open_source(str(file))
+    expected = load_model(source, tied=True, table="model.embed_tokens.weight").logits(IDS)
+    ((_, opened),) = runtime("llama.cpp").modes(file)
+    with opened as running:
+        (score,) = score_sequence(IDS, expected, [running.logits(IDS)], np.ones(tiny.ROWS, dtype=bool))
+    assert score.kl / score.positions < 5e-3
+
+
+def test_a_type_that_needs_importance_is_refused_without_calibration(tmp_path):
+    from tieq.errors import RefusedError
+    from tieq.pipeline import export
+    from tieq.recipe import Precision
+
+    checkpoint = tiny.save(tmp_path / "wide", hidden_size=256, intermediate_size=256, head_dim=64)
+    recipe = tiny.recipe(table=Precision(scheme="iq2_xxs"), effort="quick")
+    with pytest.raises(RefusedError, match="only with importance weights"):
+        export(str(checkpoint), recipe, tmp_path / "out", ("gguf",))
+    assert not (tmp_path / "out").exists()
