@@ -145,20 +145,33 @@ def test_the_solver_of_a_recipe_is_for_the_integer_schemes(scheme: str, solver: 
     assert made[TABLE].solver == solver
 
 
-@pytest.mark.xfail(
-    raises=pytest.fail.Exception, reason="found out in the middle of quantizing, after the float model ran"
-)
-def test_a_scheme_that_needs_importance_is_refused_where_none_will_be_measured() -> None:
-    with pytest.raises(RefusedError, match="importance"):
-        plan(Recipe(effort="quick", table=Precision(scheme="iq2_xxs")))
+@pytest.mark.parametrize("role", ["table", "body"])
+def test_a_scheme_that_needs_importance_is_refused_where_none_will_be_measured(role: str) -> None:
+    parts, recipe = inventory(Matrix("up", 64, 256)), Recipe(**{role: Precision(scheme="iq2_xxs")})
+    assert make_plan(parts, graph(tied=True), recipe, GGUF, TABLE, calibrated=True).recipe == "custom"
+    with pytest.raises(RefusedError, match=r"iq2_xxs only with importance weights, and none will be measured\. Use"):
+        make_plan(parts, graph(tied=True), recipe, GGUF, TABLE, calibrated=False)
 
 
-@pytest.mark.xfail(
-    raises=pytest.fail.Exception, reason="no statistic is ever taken for the lookup role of an untied model"
-)
 def test_a_scheme_that_needs_importance_is_refused_for_an_untied_lookup() -> None:
-    with pytest.raises(RefusedError, match="importance"):
+    # The lookup multiplies nothing, so no second moments of its inputs can be measured.
+    with pytest.raises(RefusedError, match=f"^{TABLE}: .*importance"):
         plan(Recipe(lookup=Precision(scheme="iq2_xxs")), tied=False)
+    assert plan(Recipe(logits=Precision(scheme="iq2_xxs")), tied=False)[HEAD].scheme == "iq2_xxs"
+
+
+def test_schemes_that_need_no_importance_are_planned_without_calibration() -> None:
+    parts = inventory(Matrix("up", 64, 256))
+    for scheme in ("q4_0", "q2_0", "q4_k", "iq4_nl", "f16"):
+        recipe = Recipe(table=Precision(scheme=scheme), body=Precision(scheme=scheme))
+        made = make_plan(parts, graph(tied=True), recipe, GGUF, TABLE, calibrated=False)
+        assert {decision.scheme for decision in made.decisions} == {scheme}
+
+
+def test_a_fallback_from_a_scheme_that_needs_importance_needs_none() -> None:
+    parts, recipe = inventory(columns=576), Recipe(table=Precision(scheme="iq2_xxs"))
+    made = make_plan(parts, graph(tied=True, columns=576), recipe, GGUF, TABLE, calibrated=False)
+    assert made[TABLE].scheme == "iq4_nl"
 
 
 def test_transposed_matrices_keep_their_mark() -> None:

@@ -163,7 +163,6 @@ def test_many_bad_rows_are_counted_and_the_first_eight_listed(quantized: Maker) 
         quantized({TABLE: values}, [decision(TABLE, "q4_0", "table", rows=40)])
 
 
-@pytest.mark.xfail(raises=pytest.fail.Exception, reason="only planned matrices are checked; norms and biases are not")
 def test_a_float_tensor_with_nan_is_refused_too(quantized: Maker) -> None:
     norm = np.array([1.0, np.nan], np.float32)
     with pytest.raises(RefusedError, match=NORM):
@@ -252,9 +251,6 @@ def test_another_safetensors_file_is_no_quantized_checkpoint(header: str | None,
 
 
 @pytest.mark.parametrize("header", ["{}", "[]", "5", "null", '{"version": 1}', '{"version": 1, "tensors": []}'])
-@pytest.mark.xfail(
-    raises=(KeyError, TypeError, AttributeError), reason="the header is used outside the try that reads it"
-)
 def test_a_header_without_its_keys_is_no_quantized_checkpoint(header: str, tmp_path: Path) -> None:
     with pytest.raises(TieqError, match="is no quantized checkpoint"):
         QuantizedCheckpoint(write(tmp_path / "a.safetensors", header))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from typing import Any
 from tieq.errors import RefusedError
 
 MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
 
 
 def check_target(out: Path) -> None:
@@ -23,12 +25,24 @@ def check_target(out: Path) -> None:
     """
     if out.is_symlink() or out.is_file():
         raise RefusedError("is a file or a link, not a folder.", where=str(out), todo="Choose another --out.")
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).exists():
+    if out.resolve() == Path.cwd():
+        raise RefusedError(
+            "is the working folder, which cannot be replaced from within.", where=str(out), todo="Choose another --out."
+        )
+    if out.is_dir() and any(out.iterdir()) and not _is_artifact(out):
         raise RefusedError(
             "the folder is not empty and holds no tieq artifact, so it is not replaced.",
             where=str(out),
             todo="Choose another --out or empty it.",
         )
+
+
+def _is_artifact(folder: Path) -> bool:
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT_VERSION and "source" in content
 
 
 @contextlib.contextmanager
@@ -58,13 +72,31 @@ def _swap(folder: Path, out: Path) -> None:
         return
     old = Path(tempfile.mkdtemp(prefix=f".{out.name}.old-", dir=out.parent))
     out.rename(old / out.name)
-    folder.rename(out)
+    try:
+        folder.rename(out)
+    except BaseException:
+        (old / out.name).rename(out)
+        old.rmdir()
+        raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def json_text(content: Any) -> str:
+    """JSON with a fixed layout; JSON has no infinity, so numbers that are not finite become null."""
+    return json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON document with a fixed layout."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json_text(content) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> dict[str, Any]:

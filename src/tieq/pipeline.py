@@ -98,8 +98,7 @@ def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = DEFAULT_FORMA
             where=str(source.path),
             todo="Download the checkpoint again.",
         )
-    calibrated = recipe.effort != "quick" and tokenizer is not None
-    plan = make_plan(parts, graph, recipe, formats, table, calibrated=calibrated)
+    plan = make_plan(parts, graph, recipe, formats, table, calibrated=tokenizer is not None)
     notes = list(graph.notes)
     notes += [
         f"{decision.name}: {decision.scheme}, {decision.bits_per_weight} bits/weight ({decision.reason})"
@@ -289,7 +288,7 @@ def _finish(
     checks = json.loads(json.dumps(validation.to_json()))
     artifact.write_json(folder / "checks.json", checks)
     manifest = {
-        "format": 1,
+        "format": artifact.FORMAT_VERSION,
         "source": {
             "model": job.model,
             "label": job.source.label,

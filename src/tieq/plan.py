@@ -63,7 +63,7 @@ def make_plan(
         recipe: what is wished for.
         formats: containers that will be written, of ``onnx``, ``ort`` and ``gguf``.
         table: source tensor that holds the shared table.
-        calibrated: whether second moments will be measured.
+        calibrated: whether second moments can be measured, where the recipe's effort wants them.
 
     Raises:
         RefusedError: if a container cannot hold a wished scheme, or a scheme needs importance weights that will not
@@ -80,7 +80,7 @@ def make_plan(
         made = _decide(matrix.name, "body", matrix.rows, matrix.columns, recipe.precision("body"), formats)
         decisions.append(dataclasses.replace(made, transposed=matrix.transposed))
     for decision in decisions:
-        _check_importance(decision, calibrated)
+        _check_importance(decision, calibrated and recipe.effort != "quick")
     return Plan(tuple(decisions), formats, recipe.name)
 
 

@@ -66,7 +66,9 @@ def quantize(
             advance(done // 1_000_000)
             done %= 1_000_000
     for name in floats:
-        tensors[name] = np.ascontiguousarray(source.read(name))
+        values = np.ascontiguousarray(source.read(name))
+        _refuse_bad_rows(name, values.reshape(len(values), -1))
+        tensors[name] = values
     header = {
         "version": FORMAT_VERSION,
         "tensors": {d.name: {"scheme": d.scheme, "rows": d.rows, "columns": d.columns} for d in plan.decisions},
@@ -109,13 +111,12 @@ class QuantizedCheckpoint:
         try:
             self._file = safe_open(str(path), framework="numpy")
             header = json.loads(self._file.metadata()["tieq"])
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            version = header["version"]
+            self._schemes: dict[str, str] = {name: entry["scheme"] for name, entry in header["tensors"].items()}
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise TieqError(f"is no quantized checkpoint ({error}).", where=str(path)) from error
-        if header["version"] != FORMAT_VERSION:
-            raise TieqError(
-                f"has format version {header['version']}, this tieq reads {FORMAT_VERSION}.", where=str(path)
-            )
-        self._schemes: dict[str, str] = {name: entry["scheme"] for name, entry in header["tensors"].items()}
+        if version != FORMAT_VERSION:
+            raise TieqError(f"has format version {version}, this tieq reads {FORMAT_VERSION}.", where=str(path))
         suffixes = (".codes", ".scales", ".ggml")
         names = self._file.keys()
         self.floats = [name for name in names if name not in self._schemes and not name.endswith(suffixes)]

@@ -37,18 +37,23 @@ class Precision(_Strict):
 class Sampling(_Strict):
     """How much text is run: sequences and tokens in each."""
 
-    sequences: int = Field(8, ge=2, le=4096)
-    length: int = Field(256, ge=8, le=8192)
+    sequences: int = Field(8, ge=2, le=4096, strict=True)
+    length: int = Field(256, ge=8, le=8192, strict=True)
 
 
 class Gates(_Strict):
     """Bounds on what a runtime measures; None leaves a bound out. The table's copies are always checked."""
 
-    max_kl: float | None = Field(None, gt=0, description="mean KL to the reference, nats per token")
-    min_top1: float | None = Field(None, ge=0, le=1, description="share of positions with the same best token")
-    max_perplexity_ratio: float | None = Field(None, gt=0)
+    max_kl: float | None = Field(None, gt=0, strict=True, description="mean KL to the reference, nats per token")
+    min_top1: float | None = Field(
+        None, ge=0, le=1, strict=True, description="share of positions with the same best token"
+    )
+    max_perplexity_ratio: float | None = Field(None, gt=0, strict=True)
     max_runtime_kl: float | None = Field(
-        0.02, gt=0, description="mean KL between two runtimes of the same quantized weights, nats per token"
+        0.02,
+        gt=0,
+        strict=True,
+        description="mean KL between two runtimes of the same quantized weights, nats per token",
     )
 
 
@@ -116,7 +121,7 @@ def load_recipe(path: Path) -> Recipe:
 
     try:
         content = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
+    except (OSError, ValueError, RecursionError, YAMLError) as error:
         raise TieqError(f"cannot be read as YAML ({error}).", where=str(path)) from error
     if not isinstance(content, dict):
         raise TieqError("is no mapping of recipe keys.", where=str(path))

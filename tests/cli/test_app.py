@@ -97,9 +97,7 @@ def test_inspect_of_containers_shows_where_the_table_is(tieq_command, tiny_expor
     assert [container["shared"] for container in document["containers"]] == [True, True]
 
 
-def test_export_then_validate_agree_and_json_is_alone_on_stdout(
-    tieq_command, tiny_checkpoint, recipe_file, tmp_path
-):
+def test_export_then_validate_agree_and_json_is_alone_on_stdout(tieq_command, tiny_checkpoint, recipe_file, tmp_path):
     out = tmp_path / "artifact"
     done = tieq_command(
         "export", "--model", tiny_checkpoint(), "--recipe", recipe_file, "--out", out, "--format", "gguf", "--json"
@@ -113,9 +111,7 @@ def test_export_then_validate_agree_and_json_is_alone_on_stdout(
     assert "all gates hold" in tieq_command("validate", out, "--runtime", "llama.cpp").out
 
 
-def test_a_gate_that_fails_is_exit_code_1_and_keeps_the_artifact(
-    tieq_command, tiny_checkpoint, recipe_file, tmp_path
-):
+def test_a_gate_that_fails_is_exit_code_1_and_keeps_the_artifact(tieq_command, tiny_checkpoint, recipe_file, tmp_path):
     out = tmp_path / "artifact"
     recipe_file.write_text(dump_recipe(tiny.recipe(gates={"max_kl": 1e-6})))
     done = tieq_command(

@@ -56,7 +56,7 @@ def make() -> dict[str, list[dict[str, Any]]]:
             scale = magnitude * (sign or alternating)
             if not magnitude:
                 levels[:] = 0
-            weights = (levels * scale).astype(np.float32)[None]
+            weights = (levels * scale + 0.0).astype(np.float32)[None]  # no negative zeros
             rows = encode(scheme, weights)
             golden[scheme].append(
                 {

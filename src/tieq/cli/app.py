@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -145,7 +144,9 @@ def _root(
 
 
 def _emit(document: dict[str, Any]) -> None:
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    from tieq.artifact import json_text
+
+    typer.echo(json_text(document))
 
 
 def main() -> None:

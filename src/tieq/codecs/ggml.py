@@ -80,6 +80,7 @@ def bits_per_weight(name: str) -> float:
 
 def requires_importance(name: str) -> bool:
     """Whether ggml refuses to encode the type without importance weights."""
+    _traits(name)
     return bool(_library().ggml_quantize_requires_imatrix(GGML_TYPES[name]))
 
 
@@ -103,6 +104,8 @@ def encode(weights: NDArray[np.float32], name: str, importance: NDArray[np.float
         )
     if importance is None and requires_importance(name):
         raise TieqError(f"{name} needs importance weights, and none were measured.", todo="Use `--effort standard`.")
+    if importance is not None and importance.shape != (columns,):
+        raise TieqError(f"importance has the shape {list(importance.shape)} where [{columns}] is expected.")
     source = np.ascontiguousarray(weights, dtype=np.float32)
     weighting = None if importance is None else np.ascontiguousarray(importance, dtype=np.float32)
     out = np.empty((rows, columns // traits.blck_size * traits.type_size), dtype=np.uint8)
@@ -126,6 +129,10 @@ def decode(data: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
         return np.ascontiguousarray(data).view(np.float32)
     traits = _traits(name)
     source = np.ascontiguousarray(data)
+    if source.shape[1] % traits.type_size:
+        raise TieqError(
+            f"{name} has blocks of {traits.type_size} bytes, which do not divide rows of {source.shape[1]}."
+        )
     columns = source.shape[1] // traits.type_size * traits.blck_size
     out = np.empty((source.shape[0], columns), dtype=np.float32)
     traits.to_float(source.ctypes.data, out.ctypes.data, out.size)

@@ -23,6 +23,14 @@ def signed_extreme(blocks: Blocks) -> NDArray[np.float32]:
     return np.take_along_axis(blocks, at, axis=-1)[..., 0]
 
 
+def clip_to_reach(blocks: Blocks, scheme: Scheme) -> Blocks:
+    """Clip to what the largest fp16 scale can reach, so that squared errors stay finite."""
+    reach = HALF_MAX * np.float32(
+        max(scheme.code_range[1] - scheme.zero_point, scheme.zero_point - scheme.code_range[0])
+    )
+    return np.clip(blocks, -reach, reach)
+
+
 def to_half(scales: NDArray[np.float32]) -> Scales:
     """Round scales to fp16, saturating."""
     return np.clip(scales, -HALF_MAX, HALF_MAX).astype(np.float16)

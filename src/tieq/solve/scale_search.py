@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq.codecs.schemes import Codes, Scales, Scheme
-from tieq.solve.grid import Blocks, as_blocks, inverse, round_to_grid, signed_extreme, to_half
+from tieq.solve.grid import Blocks, as_blocks, clip_to_reach, inverse, round_to_grid, signed_extreme, to_half
 
 # Where the extreme weight may land, as a share of the grid's reach on that side, by bits: coarse grids gain from
 # clipping, fine ones do not.
 _LANDINGS: dict[int, NDArray[np.float32]] = {
-    2: np.linspace(0.4, 1.4, 15, dtype=np.float32),
-    4: np.linspace(0.74, 1.1, 13, dtype=np.float32),
+    2: np.append(np.linspace(0.4, 1.4, 15, dtype=np.float32), np.float32(1)),
+    4: np.append(np.linspace(0.74, 1.1, 13, dtype=np.float32), np.float32(1)),
     8: np.array([1.0], dtype=np.float32),
 }
 # Rows are taken in pieces that stay in the processor's cache; results do not depend on the piece size.
@@ -47,6 +47,7 @@ def scale_search(
 
 
 def _solve_piece(blocks: Blocks, scheme: Scheme, weighting: NDArray[np.float32] | None) -> tuple[Codes, Scales]:
+    blocks = clip_to_reach(blocks, scheme)
     extreme = signed_extreme(blocks)
     ends = [float(end - scheme.zero_point) for end in scheme.code_range]
     best_scale = np.zeros(extreme.shape, dtype=np.float16)

@@ -55,7 +55,11 @@ class CheckpointSource(ModelSource):
         for shard in self._shards():
             self._open(shard)
         self._check_index()
-        self._by_canonical = {self._canonical(name): name for name in self._stored}
+        self._by_canonical: dict[str, str] = {}
+        for name in self._stored:
+            first = self._by_canonical.setdefault(self._canonical(name), name)
+            if first != name:
+                raise RefusedError(f"'{first}' and '{name}' are both stored for one tensor.", where=str(path))
 
     def _refuse_quantized(self) -> None:
         found = self.full_config.get("quantization_config") or self.config.get("quantization_config")
@@ -73,10 +77,10 @@ class CheckpointSource(ModelSource):
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise RefusedError("has no 'weight_map'.", where=str(index))
-            names = sorted(set(weight_map.values()))
-            for name in names:
+            for name in weight_map.values():
                 if not isinstance(name, str) or Path(name).name != name or name in ("..", "."):
                     raise RefusedError(f"names the shard {name!r} outside its folder.", where=str(index))
+            names = sorted(set(weight_map.values()))
             missing = [name for name in names if not (self.path / name).is_file()]
             if missing:
                 raise RefusedError(
@@ -123,6 +127,9 @@ class CheckpointSource(ModelSource):
             if info.parameters == 0:
                 raise RefusedError(f"tensor '{name}' is empty (shape {list(shape)}).", where=str(shard))
             nbytes = info.parameters * _ITEM_BYTES.get(dtype, 1)
+            if name in self._stored:
+                first = self._stored[name][0].name
+                raise RefusedError(f"tensor '{name}' is stored twice, in {first} too.", where=str(shard))
             self._stored[name] = (shard, TensorInfo(name, shape, dtype, nbytes))
 
     def _check_index(self) -> None:

@@ -173,7 +173,14 @@ class Converter:
 
     def _modify(self, tensor: Any, name: str) -> list[tuple[str, NDArray[Any]]]:
         block = next((int(part) for part in name.split(".") if part.isdecimal()), None)
-        return [(new, value.numpy()) for new, value in self._model.modify_tensors(tensor, name, block)]
+        try:
+            return [(new, value.numpy()) for new, value in self._model.modify_tensors(tensor, name, block)]
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise RefusedError(
+                f"llama.cpp's converter has no place for this tensor ({error}).",
+                where=name,
+                todo="Export with `--format onnx` only.",
+            ) from error
 
     def place(self, name: str, shape: tuple[int, ...], *, table: bool = False) -> Placement:
         """Find where a checkpoint tensor goes.

@@ -45,8 +45,10 @@ class Family:
     logits_multiplier: str | None = None
     logits_divisor: str | None = None
     softcap: str | None = None
+    defaults: dict[str, float] = dataclasses.field(default_factory=dict)
     gguf_can_share: bool = True  # False where llama.cpp's loader insists on an output.weight of its own
-    gguf_config: dict[str, str] = dataclasses.field(default_factory=dict)
+    gguf_partial_rotary: bool = False  # rope.dimension_count is a share of the head
+    gguf_config: dict[str, str | list[str]] = dataclasses.field(default_factory=dict)
     gguf_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -59,14 +61,15 @@ class Family:
         """Canonical name of the logits matrix."""
         return self.logits
 
-    def gguf_keys(self) -> dict[str, str]:
-        """GGUF metadata key (without the architecture) to config key."""
-        if self.model_type == "gpt2":
-            return self.gguf_config
-        return {**_COMMON_GGUF_CONFIG, **self.gguf_config}
+    def gguf_keys(self) -> dict[str, list[str]]:
+        """GGUF metadata key (without the architecture) to the config keys that take its value."""
+        common = {} if self.model_type == "gpt2" else _COMMON_GGUF_CONFIG
+        both = {**common, **self.gguf_config}
+        return {key: [names] if isinstance(names, str) else names for key, names in both.items()}
 
     def use(self, role: Role, tensor: str | None, config: dict[str, Any]) -> RoleUse:
         """Describe one role: the tensor that plays it and the scaling around it, taken from the config."""
+        config = {**self.defaults, **config}
         if role is Role.LOOKUP:
             return RoleUse(role, tensor, self._lookup_scale(config))
         multiplier = float(config.get(self.logits_multiplier or "", 1.0))

@@ -136,12 +136,14 @@ class GgufFile:
                 raise TieqError(f"the metadata key '{key}' appears twice.", where=str(path))
             self.metadata[key] = cursor.value(cursor.scalar(4))
         directory = [self._entry(cursor) for _ in range(tensor_count)]
-        alignment = int(self.get(_ALIGNMENT_KEY, 32))
-        if alignment <= 0 or alignment & (alignment - 1):
+        alignment = self.get(_ALIGNMENT_KEY, 32)
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise TieqError(f"the alignment {alignment} is not a power of two.", where=str(path))
         base = (cursor.position + alignment - 1) // alignment * alignment
         self.tensors: dict[str, GgufTensor] = {}
         for name, shape, kind_number, offset in directory:
+            if offset % alignment:
+                raise TieqError(f"tensor '{name}' begins off the alignment of {alignment}.", where=str(path))
             if name in self.tensors:
                 raise TieqError(f"the tensor '{name}' appears twice.", where=str(path))
             self.tensors[name] = self._tensor(name, shape, kind_number, base + offset)
@@ -164,6 +166,11 @@ class GgufFile:
                 f"tensor '{name}' is empty (shape {list(shape)}).",
                 where=str(self.path),
                 todo="The file is damaged; convert the model again.",
+            )
+        if shape[-1] % ggml.block_size(kind):
+            raise TieqError(
+                f"tensor '{name}' has rows of {shape[-1]}, which blocks of {ggml.block_size(kind)} do not divide.",
+                where=str(self.path),
             )
         nbytes = int(info.parameters * ggml.bits_per_weight(kind) / 8)
         if offset + nbytes > len(self._map):
@@ -191,9 +198,9 @@ class GgufFile:
         return flat.reshape(tensor.rows, -1)
 
     def read(self, name: str, rows: slice = slice(None)) -> NDArray[np.float32]:
-        """Decode a tensor, or a slice of its rows, to float32 in its row-major shape."""
+        """Decode a tensor, or a slice along its first axis, to float32 in its row-major shape."""
         tensor = self.tensors[name]
-        decoded = ggml.decode(self.raw(name)[rows], tensor.kind)
         if len(tensor.info.shape) == 1:
-            return decoded.reshape(-1)
+            return ggml.decode(self.raw(name), tensor.kind).reshape(-1)[rows]
+        decoded = ggml.decode(self.raw(name)[rows], tensor.kind)
         return decoded.reshape(-1, *tensor.info.shape[1:])

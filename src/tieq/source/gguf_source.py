@@ -21,6 +21,8 @@ from tieq.source.gguf_file import GgufFile, GgufValue
 from tieq.source.gguf_tokenizer import write_tokenizer
 
 LOOKUP, LOGITS = "token_embd.weight", "output.weight"
+# Tensors that llama.cpp computes from the configuration.
+_EXTRAS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 # llama3 rope scaling as published: factor per model generation, the rest in common (Llama 3.1 and 3.2 configs).
 _LLAMA3_FACTORS = (8.0, 32.0)
 
@@ -54,14 +56,16 @@ class GgufSource(ModelSource):
             "torch_dtype": "float32",
             **entry.gguf_defaults,
         }
-        for key, name in entry.gguf_keys().items():
+        for key, names in entry.gguf_keys().items():
             value = self.file.get(f"{entry.gguf}.{key}")
             if value is not None:
-                config[name] = value
+                config.update(dict.fromkeys(names, value))
+        if entry.gguf_partial_rotary:
+            head = config["hidden_size"] // config["num_attention_heads"]
+            config["partial_rotary_factor"] = self.file.get(f"{entry.gguf}.rope.dimension_count", head) / head
+        # Absent ones are None: the architecture's defaults may lie beyond this vocabulary.
         for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-            number = self.file.get(f"tokenizer.ggml.{key}_token_id")
-            if number is not None:
-                config[f"{role}_token_id"] = number
+            config[f"{role}_token_id"] = self.file.get(f"tokenizer.ggml.{key}_token_id")
         table = self.file.tensors.get(LOOKUP) or self.file.tensors[LOGITS]
         config["vocab_size"] = table.info.shape[0]
         self._add_rope(entry, config)
@@ -109,12 +113,27 @@ class GgufSource(ModelSource):
         from tieq.source.reference import inventory
 
         parts = inventory(self.config)
+        stored = {
+            name
+            for name, file_name in ((parts.lookup, LOOKUP), (parts.logits, LOGITS))
+            if file_name in self.file.tensors
+        }
         found: dict[str, Placement] = {}
         with Converter(self.config, self.tokenizer_folder(), name=self.label) as converter:
             for name, shape in parts.shapes.items():
-                place = converter.place(name, shape, table=name in (parts.lookup, parts.logits))
+                table = name in (parts.lookup, parts.logits)
+                if table and name not in stored:
+                    continue
+                place = converter.place(name, shape, table=table)
                 if place.name in self.file.tensors:
                     found[name] = place
+        unknown = sorted(set(self.file.tensors) - {place.name for place in found.values()} - _EXTRAS)
+        if unknown:
+            raise RefusedError(
+                f"{len(unknown)} tensors have no place in the model that its metadata describes, first '{unknown[0]}'.",
+                where=str(self.path),
+                todo="Use the original checkpoint folder as the model.",
+            )
         return found
 
     def names(self) -> list[str]:

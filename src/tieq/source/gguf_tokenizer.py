@@ -38,6 +38,21 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
     Raises:
         TieqError: if the vocabulary kind or the pre-tokenizer is not one that can be rebuilt.
     """
+    try:
+        tokenizer = _build(file)
+    except TieqError:
+        raise
+    except Exception as error:  # lists of unequal length, ids beyond them, whatever the tokenizers library raises
+        raise TieqError(
+            f"the vocabulary contradicts itself ({type(error).__name__}: {error}).",
+            where=str(file.path),
+            todo="Convert the model again.",
+        ) from error
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(_settings(file), indent=2, ensure_ascii=False))
+
+
+def _build(file: GgufFile) -> Tokenizer:
     kind = file.get("tokenizer.ggml.model")
     if kind == "gpt2":
         tokenizer = _byte_level(file)
@@ -50,10 +65,11 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
             todo="Use the original checkpoint folder as the model.",
         )
     _add_special_tokens(file, tokenizer)
-    if file.get("tokenizer.ggml.add_bos_token", kind == "llama"):
+    # What llama.cpp does where the metadata does not say.
+    begins = kind == "llama" or file.get("tokenizer.ggml.pre") == "llama-bpe"
+    if file.get("tokenizer.ggml.add_bos_token", begins):
         _prepend_bos(file, tokenizer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(_settings(file), indent=2, ensure_ascii=False))
+    return tokenizer
 
 
 def _byte_level(file: GgufFile) -> Tokenizer:
@@ -155,7 +171,7 @@ def _prepend_bos(file: GgufFile, tokenizer: Tokenizer) -> None:
         return
     token = file.get("tokenizer.ggml.tokens")[number]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{token} $A", pair=f"{token} $A {token} $B", special_tokens=[(token, number)]
+        single=[token, "$A"], pair=[token, "$A", token, "$B"], special_tokens=[(token, number)]
     )
 
 

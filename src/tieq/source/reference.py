@@ -59,9 +59,17 @@ def make_config(config: dict[str, Any]) -> PretrainedConfig:
     settings = {key: value for key, value in config.items() if key not in ("model_type", "quantization_config")}
     try:
         made: PretrainedConfig = CONFIG_MAPPING[model_type](**settings)
-    except (TypeError, ValueError, KeyError) as error:
-        raise RefusedError(f"transformers cannot use this configuration ({error}).", where="config.json") from error
+    except Exception as error:  # configuration classes raise whatever their checks raise
+        raise _unusable(error) from error
     return made
+
+
+def _unusable(error: Exception) -> RefusedError:
+    return RefusedError(
+        f"transformers makes no language model of this configuration ({error}).",
+        where="config.json",
+        todo="Check the configuration.",
+    )
 
 
 def inventory(config: dict[str, Any]) -> Inventory:
@@ -71,8 +79,11 @@ def inventory(config: dict[str, Any]) -> Inventory:
     from transformers.pytorch_utils import Conv1D
 
     made = make_config(config)
-    with torch.device("meta"), _quiet():
-        model = AutoModelForCausalLM.from_config(made)
+    try:
+        with torch.device("meta"), _quiet():
+            model = AutoModelForCausalLM.from_config(made)
+    except Exception as error:  # model classes raise whatever their constructors raise
+        raise _unusable(error) from error
     lookup_module, logits_module = model.get_input_embeddings(), model.get_output_embeddings()
     if lookup_module is None or logits_module is None:
         raise RefusedError("the model has no lookup or no logits module.", where=str(config.get("model_type")))

@@ -10,9 +10,9 @@ from tieq.source.base import ModelSource
 from tieq.source.reference import default_tie
 from tieq.source.tokenizer import TextTokenizer
 
-# Two copies of one matrix in different storage types differ by quantization noise: under 0.3 even at 2 bits,
-# while unrelated matrices are at about 1.4 and independently trained ones were never seen under 0.5.
-_SAME_MATRIX = 0.3
+# Two copies of one matrix in different storage types differ by quantization noise, relative to their values: under 0.3
+# from 3 bits on and up to 0.8 below, where ggml's plain 2-bit type rounds hard. Unrelated matrices are sqrt(2) apart.
+_SAME_MATRIX, _SAME_MATRIX_COARSE, _COARSE_BITS = 0.3, 0.8, 3.0
 _CHUNK_ROWS = 8192
 
 
@@ -24,7 +24,8 @@ def tie_graph(source: ModelSource, *, tie: bool | None = None) -> TieGraph:
         tie: True asks to share the table, False not to, None to follow bytes and flag.
 
     Raises:
-        RefusedError: if no table exists, the shapes disagree, or sharing was asked for and the copies differ.
+        RefusedError: if no table exists, the shapes disagree, sharing was asked for and the copies differ, or not
+            sharing was and there is one.
     """
     lookup, logits = source.role_tensors()
     flag = source.config.get("tie_word_embeddings")
@@ -44,7 +45,9 @@ def tie_graph(source: ModelSource, *, tie: bool | None = None) -> TieGraph:
         difference = compare_copies(source, lookup, logits)
         verdict = _verdict_of_copies(difference, lookup, logits)
         tied = verdict is Verdict.EQUAL_COPIES and effective
-        notes += _copy_notes(verdict, difference, effective, lookup, logits)
+        if tie is not None and verdict is not Verdict.DIFFERENT:
+            tied = tie
+        notes += _copy_notes(verdict, difference, effective, tied, lookup, logits)
         if tie and verdict is Verdict.DIFFERENT:
             raise RefusedError(
                 f"lookup and logits were to share one table, but {_differ(difference)}.",
@@ -52,6 +55,12 @@ def tie_graph(source: ModelSource, *, tie: bool | None = None) -> TieGraph:
                 todo="Export without --tie; the two tables are then kept apart.",
             )
     else:
+        if effective and tie is False:
+            raise RefusedError(
+                "one table is stored for both roles, and --no-tie would only write it twice.",
+                where=str(source.path),
+                todo="Leave --no-tie out.",
+            )
         verdict = Verdict.SHARED if effective else _missing(lookup)
         tied = effective
         if effective and lookup is None:
@@ -60,8 +69,6 @@ def tie_graph(source: ModelSource, *, tie: bool | None = None) -> TieGraph:
             notes.append(_missing_note(flag, lookup))
     if flag is None:
         notes.append(f"tie_word_embeddings is absent; the architecture assumes {str(default).lower()}.")
-    if tie is not None and difference is not None and verdict is not Verdict.DIFFERENT:
-        tied = tie
     if table.shape[0] != source.config.get("vocab_size", table.shape[0]):
         notes.append(
             f"the configuration says {source.config['vocab_size']} rows, the table has {table.shape[0]}; "
@@ -118,12 +125,14 @@ def compare_copies(source: ModelSource, first: TensorInfo, second: TensorInfo) -
     for start in range(0, first.shape[0], _CHUNK_ROWS):
         chunk = slice(start, start + _CHUNK_ROWS)
         left, right = source.read_role(first, chunk), source.read_role(second, chunk)
-        gap = np.abs(left - right)
-        rows += int(np.count_nonzero((left != right).any(axis=1)))
+        # Not a number is equal to itself here: the question is whether the copies hold the same.
+        unequal = (left != right) & ~(np.isnan(left) & np.isnan(right))
+        gap = np.abs(np.subtract(left, right, where=unequal, out=np.zeros_like(left)))
+        rows += int(np.count_nonzero(unequal.any(axis=1)))
         largest = max(largest, float(gap.max(initial=0.0)))
         squares += float(np.square(gap, dtype=np.float64).sum())
         total += float(np.square(left, dtype=np.float64).sum())
-    relative = (squares / total) ** 0.5 if total else float(squares > 0)
+    relative = (squares / total) ** 0.5 if squares and total else float(squares > 0)
     return CopyDifference(rows, largest, relative)
 
 
@@ -142,19 +151,22 @@ def _check_shapes(source: ModelSource, lookup: TensorInfo | None, logits: Tensor
 def _verdict_of_copies(found: CopyDifference, lookup: TensorInfo, logits: TensorInfo) -> Verdict:
     if found.rows == 0:
         return Verdict.EQUAL_COPIES
-    if lookup.dtype != logits.dtype and found.relative_rms < _SAME_MATRIX:
+    bits = min(8 * info.nbytes / info.parameters for info in (lookup, logits))
+    bound = _SAME_MATRIX_COARSE if bits < _COARSE_BITS else _SAME_MATRIX
+    if lookup.dtype != logits.dtype and found.relative_rms < bound:
         return Verdict.TWO_PRECISIONS
     return Verdict.DIFFERENT
 
 
 def _copy_notes(
-    verdict: Verdict, found: CopyDifference, effective: bool, lookup: TensorInfo, logits: TensorInfo
+    verdict: Verdict, found: CopyDifference, effective: bool, tied: bool, lookup: TensorInfo, logits: TensorInfo
 ) -> list[str]:
     saved = f"{min(lookup.nbytes, logits.nbytes) / 1e6:.1f} MB"
-    if verdict is Verdict.EQUAL_COPIES and effective:
+    if verdict is Verdict.EQUAL_COPIES and tied:
         return [f"'{logits.name}' repeats '{lookup.name}'; one table is exported and {saved} are saved."]
     if verdict is Verdict.EQUAL_COPIES:
-        return [f"the flag says untied but the copies are equal; --tie shares them and saves {saved}."]
+        flag = "as asked" if effective else "the flag says untied"
+        return [f"two equal copies are kept apart ({flag}); --tie shares them and saves {saved}."]
     if verdict is Verdict.TWO_PRECISIONS:
         said = (
             f"'{lookup.name}' ({lookup.dtype}) and '{logits.name}' ({logits.dtype}) hold one matrix in two types, "

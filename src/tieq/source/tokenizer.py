@@ -13,6 +13,8 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
+# Enough for most text and tokenizers, so that one look is.
+_CHARACTERS_A_TOKEN = 6
 
 
 class TextTokenizer:
@@ -44,13 +46,25 @@ class TextTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(str(folder), use_fast=True)._tokenizer
+            return AutoTokenizer.from_pretrained(str(folder), use_fast=True, trust_remote_code=False)._tokenizer
         except Exception as error:  # whatever the slow tokenizer's libraries raise
             raise TieqError(f"its tokenizer cannot be loaded ({error}).", where=str(folder)) from error
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_first(self, text: str, start: int, count: int) -> tuple[list[int], int]:
+        """The first ``count`` ids of ``text[start:]`` (fewer where it ends) and the position after them."""
+        window = max(64, _CHARACTERS_A_TOKEN * count)
+        while True:
+            encoded = self._tokenizer.encode(text[start : start + window], add_special_tokens=False)
+            # The window's last token may have been cut short.
+            if len(encoded.ids) > count or start + window >= len(text):
+                break
+            window *= 2
+        ids = list(encoded.ids[:count])
+        return ids, start + (encoded.offsets[len(ids) - 1][1] if ids else 0)
 
     def decode(self, ids: list[int]) -> str:
         """Text of ids."""
@@ -70,12 +84,15 @@ class TextTokenizer:
             return int(special[0])
         settings = self.folder / "tokenizer_config.json"
         if settings.exists():
-            content = json.loads(settings.read_text(encoding="utf-8"))
-            token = content.get("bos_token")
-            token = token.get("content") if isinstance(token, dict) else token
-            if content.get("add_bos_token") and token:
-                number = self._tokenizer.token_to_id(token)
-                return None if number is None else int(number)
+            try:
+                content = json.loads(settings.read_text(encoding="utf-8"))
+                token = content.get("bos_token")
+                token = token.get("content") if isinstance(token, dict) else token
+                if content.get("add_bos_token") and token:
+                    number = self._tokenizer.token_to_id(token)
+                    return None if number is None else int(number)
+            except (ValueError, AttributeError, TypeError) as error:
+                raise TieqError(f"cannot be used ({error}).", where=str(settings)) from error
         return None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tieq.progress import counter
 from tieq.runtimes import runtime, runtimes
 from tieq.runtimes.base import Session
 from tieq.text import Sequences
-from tieq.validate.metrics import Estimate, Scores, SequenceScore, mean, score_sequence, summarize
+from tieq.validate.metrics import Estimate, Scores, SequenceScore, exp, mean, score_sequence, summarize
 
 Reference = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 
@@ -132,7 +131,7 @@ def _finish(item: _Running, first: _Running, referenced: bool) -> Measurement:
         runtime=item.runtime,
         version=item.version,
         mode=item.mode,
-        perplexity=math.exp(sum(score.nll for score in scores) / predictions),
+        perplexity=exp(sum(score.nll for score in scores) / predictions),
         scores=summarize(scores) if referenced else None,
         by_domain={name: summarize([s for domain, s in item.scores if domain == name]) for name in domains},
         first=None if item is first else _subject(first.runtime, first.mode),

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 # Positions that are compared at a time, so that a 262,144-token vocabulary fits in memory in float64.
 _POSITIONS = 32
+_LARGEST_NATS = 700.0
 
 
 @dataclasses.dataclass
@@ -70,6 +71,8 @@ def score_sequence(
     """
     length = len(ids)
     scores = [SequenceScore(length, length - 1) for _ in candidates]
+    if not allowed[ids].all():
+        raise ValueError("a token of the sequence is not among the allowed ids")
     column_of = np.cumsum(allowed) - 1
     everything = bool(allowed.all())
 
@@ -102,16 +105,21 @@ def _kl(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
 def summarize(scores: list[SequenceScore]) -> Scores:
     """Means over tokens, standard errors over sequences (delta method for the perplexity ratio)."""
     gap = mean([(score.nll - score.nll_reference) / score.predictions for score in scores])
-    ratio = math.exp(gap.value)
+    ratio = exp(gap.value)
     predictions = sum(score.predictions for score in scores)
     return Scores(
         kl=mean([score.kl / score.positions for score in scores]),
         top1=mean([score.same_top / score.positions for score in scores]),
         perplexity_ratio=Estimate(ratio, None if gap.standard_error is None else ratio * gap.standard_error),
-        reference_perplexity=math.exp(sum(score.nll_reference for score in scores) / predictions),
+        reference_perplexity=exp(sum(score.nll_reference for score in scores) / predictions),
         sequences=len(scores),
         tokens=sum(score.positions for score in scores),
     )
+
+
+def exp(nats: float) -> float:
+    """Exponential that is infinite instead of raising: the logits of a broken graph reach hundreds of nats."""
+    return math.exp(nats) if nats < _LARGEST_NATS else math.inf
 
 
 def mean(values: list[float]) -> Estimate:
