@@ -9,7 +9,7 @@ import tiny
 import torch
 from safetensors import safe_open
 
-from tieq.calibrate import Statistics, second_moments, usable_importance
+from tieq.calibrate import Statistics, measure, usable_importance
 from tieq.source.reference import ReferenceModel
 from tieq.text import Sequences
 
@@ -26,7 +26,7 @@ def llama() -> Any:
 
 
 def test_the_statistic_of_the_logits_is_the_mean_square_of_the_last_hidden_state(llama: Any) -> None:
-    found = second_moments(ReferenceModel(llama), sequences())
+    found = measure(ReferenceModel(llama), sequences(), full=False)
     with torch.no_grad():
         # The base model's output is what the head multiplies; in one batch, in float64.
         hidden = llama.model(torch.from_numpy(IDS)).last_hidden_state.double()
@@ -38,7 +38,7 @@ def test_the_statistic_of_the_logits_is_the_mean_square_of_the_last_hidden_state
 
 
 def test_every_linear_layer_has_a_statistic_of_its_inputs(llama: Any) -> None:
-    found = second_moments(ReferenceModel(llama), sequences()).second_moments
+    found = measure(ReferenceModel(llama), sequences(), full=False).second_moments
     expected = {
         f"{name}.weight": module.in_features
         for name, module in llama.named_modules()
@@ -53,23 +53,23 @@ def test_every_linear_layer_has_a_statistic_of_its_inputs(llama: Any) -> None:
 
 
 def test_conv1d_is_counted_by_its_inputs() -> None:
-    found = second_moments(ReferenceModel(tiny.model("gpt2")), sequences()).second_moments
+    found = measure(ReferenceModel(tiny.model("gpt2")), sequences(), full=False).second_moments
     assert found["transformer.h.0.mlp.c_fc.weight"].shape == (64,)
     assert found["transformer.h.0.mlp.c_proj.weight"].shape == (256,)
     assert "lm_head.weight" in found
 
 
 def test_more_sequences_average_and_do_not_add_up(llama: Any) -> None:
-    once = second_moments(ReferenceModel(llama), sequences()).second_moments
-    twice = second_moments(ReferenceModel(llama), sequences(np.concatenate([IDS, IDS]))).second_moments
+    once = measure(ReferenceModel(llama), sequences(), full=False).second_moments
+    twice = measure(ReferenceModel(llama), sequences(np.concatenate([IDS, IDS])), full=False).second_moments
     for name in once:
         # Sums in float64; the mean is rounded to float32 once.
         assert np.allclose(once[name], twice[name], rtol=2.0**-23, atol=0)
 
 
 def test_the_order_of_the_sequences_does_not_matter_beyond_rounding(llama: Any) -> None:
-    once = second_moments(ReferenceModel(llama), sequences()).second_moments
-    reversed_ = second_moments(ReferenceModel(llama), sequences(IDS[::-1].copy())).second_moments
+    once = measure(ReferenceModel(llama), sequences(), full=False).second_moments
+    reversed_ = measure(ReferenceModel(llama), sequences(IDS[::-1].copy()), full=False).second_moments
     for name in once:
         assert np.allclose(once[name], reversed_[name], rtol=2.0**-23, atol=0)
 
@@ -79,10 +79,10 @@ def hooks(model: Any) -> int:
 
 
 def test_no_hook_stays_behind(llama: Any) -> None:
-    second_moments(ReferenceModel(llama), sequences())
+    measure(ReferenceModel(llama), sequences(), full=False)
     assert hooks(llama) == 0
     with pytest.raises(IndexError):
-        second_moments(ReferenceModel(llama), sequences(np.full((1, 4), tiny.ROWS)))
+        measure(ReferenceModel(llama), sequences(np.full((1, 4), tiny.ROWS)), full=False)
     assert hooks(llama) == 0
 
 
@@ -119,3 +119,51 @@ def test_importance_changes_no_moments() -> None:
     moments = np.array([0, 1, 3], np.float32)
     usable_importance(moments)
     assert moments.tolist() == [0, 1, 3]
+
+
+# The full cost
+
+
+def test_whole_matrices_have_the_diagonal_of_the_vectors(llama: Any) -> None:
+    vectors = measure(ReferenceModel(llama), sequences(), full=False).second_moments
+    matrices = measure(ReferenceModel(llama), sequences(), full=True).second_moments
+    assert vectors.keys() == matrices.keys()
+    for name, matrix in matrices.items():
+        assert np.array_equal(matrix, matrix.T) or np.allclose(matrix, matrix.T, rtol=1e-5)
+        # float32 sums of up to 64 products against float64 ones: 64 roundings of 2**-24.
+        assert np.allclose(matrix.diagonal(), vectors[name], rtol=64 * 2.0**-24)
+
+
+def test_the_logits_cost_is_the_hidden_states_moment_in_fisher_units(llama: Any) -> None:
+    found = measure(ReferenceModel(llama), sequences(), full=True)
+    assert found.table is not None
+    with torch.no_grad():
+        chances = torch.cat([llama(torch.from_numpy(row)[None]).logits[0].softmax(-1) for row in IDS])
+    spread = 1 - float(chances.square().sum(-1).mean())
+    assert np.allclose(found.table.logits, spread * found.second_moments["lm_head.weight"], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text", "gpt2"])
+def test_the_lookup_cost_predicts_what_a_small_row_error_costs(family: str) -> None:
+    model = tiny.model(family, seed=3)
+    ids = np.random.default_rng(0).integers(2, tiny.ROWS, (64, 24))
+    cost = measure(ReferenceModel(model), Sequences(ids, ("x",) * len(ids), False), full=True).table
+    assert cost is not None
+    with torch.no_grad():
+        before = [model(torch.from_numpy(row)[None]).logits[0].log_softmax(-1) for row in ids]
+    untied = tiny.model(family, seed=3, tie_word_embeddings=False)
+    untied.load_state_dict(model.state_dict(), strict=False)
+    untied.get_output_embeddings().weight.data = model.get_input_embeddings().weight.data.clone()
+    table = untied.get_input_embeddings().weight
+    noise = 1e-3 * torch.randn(table.shape, generator=torch.Generator().manual_seed(1)) * table.detach().std()
+    with torch.no_grad():
+        table += noise
+        kl = 0.0
+        for row, expected in zip(ids, before, strict=True):
+            found = untied(torch.from_numpy(row)[None]).logits[0].log_softmax(-1)
+            kl += float((expected.exp() * (expected.double() - found.double())).sum())
+    rows = noise.numpy()[ids.reshape(-1)]
+    predicted = 0.5 * np.einsum("ti,ij,tj->", rows, cost.lookup, rows, optimize=True) / ids.size
+    # One sampled target a position stands for the whole distribution, over 1,536 positions that attention correlates:
+    # the estimate scatters by about ten percent. A missing embedding scale (8 or 64 times) is far outside.
+    assert kl / ids.size == pytest.approx(predicted, rel=0.4)

@@ -32,7 +32,7 @@ def test_a_recipe_says_what_its_keys_mean(path: Path) -> None:
         "gates: {max_kl: 0.1, min_top1: 0.9}\nevaluation: {sequences: 4, length: 64}\n"
     )
     recipe = load_recipe(path)
-    assert recipe.precision("table") == Precision(scheme="q8_0", solver="scale-search")
+    assert recipe.precision("table") == Precision(scheme="q8_0", solver=None)
     assert recipe.precision("body") == Precision(scheme="q4_0", solver="nearest")
     assert (recipe.gates.max_kl, recipe.gates.min_top1, recipe.gates.max_perplexity_ratio) == (0.1, 0.9, None)
     assert recipe.evaluation == Sampling(sequences=4, length=64)

@@ -25,9 +25,11 @@ def check_target(out: Path) -> None:
     """
     if out.is_symlink() or out.is_file():
         raise RefusedError("is a file or a link, not a folder.", where=str(out), todo="Choose another --out.")
-    if out.resolve() == Path.cwd():
+    if Path.cwd().is_relative_to(out.resolve()):
         raise RefusedError(
-            "is the working folder, which cannot be replaced from within.", where=str(out), todo="Choose another --out."
+            "is the working folder or above it, which cannot be replaced from within.",
+            where=str(out),
+            todo="Choose another --out.",
         )
     if out.is_dir() and any(out.iterdir()) and not _is_artifact(out):
         raise RefusedError(

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq import artifact, text
-from tieq.calibrate import Statistics, second_moments
+from tieq.calibrate import Statistics, measure
 from tieq.errors import RefusedError
 from tieq.plan import Plan, make_plan
 from tieq.progress import say, stage
@@ -223,7 +223,7 @@ def _calibrate(
     if job.recipe.effort == "quick" or job.tokenizer is None:
         return None, {"description": "none"}
     sequences = _sequences(job, corpus, job.recipe.calibration)
-    statistics = second_moments(model, sequences)
+    statistics = measure(model, sequences, full=job.recipe.effort == "best")
     statistics.save(folder / "calibration.safetensors", {"text_sha256": corpus.sha256})
     return statistics, describe_sequences(sequences, corpus.description, corpus.sha256)
 

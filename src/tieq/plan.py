@@ -8,7 +8,7 @@ from typing import Any
 from tieq.codecs import ggml
 from tieq.codecs.schemes import SCHEMES
 from tieq.errors import RefusedError
-from tieq.recipe import Precision, Recipe
+from tieq.recipe import SOLVER_BY_EFFORT, Precision, Recipe
 from tieq.records import Decision, TieGraph
 from tieq.source.reference import Inventory
 
@@ -71,20 +71,22 @@ def make_plan(
     """
     decisions = []
     if graph.tied:
-        made = _decide(parts.lookup, "table", graph.rows, graph.columns, recipe.precision("table"), formats)
+        made = _decide(parts.lookup, "table", graph.rows, graph.columns, recipe.precision("table"), recipe, formats)
         decisions.append(dataclasses.replace(made, stored=table))
     else:
         for name, role in ((parts.lookup, "lookup"), (parts.logits, "logits")):
-            decisions.append(_decide(name, role, graph.rows, graph.columns, recipe.precision(role), formats))
+            decisions.append(_decide(name, role, graph.rows, graph.columns, recipe.precision(role), recipe, formats))
     for matrix in parts.body:
-        made = _decide(matrix.name, "body", matrix.rows, matrix.columns, recipe.precision("body"), formats)
+        made = _decide(matrix.name, "body", matrix.rows, matrix.columns, recipe.precision("body"), recipe, formats)
         decisions.append(dataclasses.replace(made, transposed=matrix.transposed))
     for decision in decisions:
         _check_importance(decision, calibrated and recipe.effort != "quick")
     return Plan(tuple(decisions), formats, recipe.name)
 
 
-def _decide(name: str, role: str, rows: int, columns: int, wish: Precision, formats: tuple[str, ...]) -> Decision:
+def _decide(
+    name: str, role: str, rows: int, columns: int, wish: Precision, recipe: Recipe, formats: tuple[str, ...]
+) -> Decision:
     scheme, reason = wish.scheme, "recipe"
     chain: list[str] = [scheme]
     while columns % _block(chain[-1]):
@@ -96,7 +98,7 @@ def _decide(name: str, role: str, rows: int, columns: int, wish: Precision, form
     _check_formats(name, chosen, formats)
     solver: str
     if chosen in SCHEMES:
-        solver, bits = wish.solver, SCHEMES[chosen].bits_per_weight
+        solver, bits = wish.solver or SOLVER_BY_EFFORT[recipe.effort], SCHEMES[chosen].bits_per_weight
     else:
         solver, bits = ("cast" if chosen == "f16" else "ggml"), ggml.bits_per_weight(chosen)
     return Decision(name, name, role, rows, columns, chosen, solver, bits, reason)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tieq.calibrate import Statistics, usable_importance
+from tieq.calibrate import Statistics
 from tieq.codecs import ggml
 from tieq.codecs.schemes import SCHEMES, Codes, Scales, dequantize, pack_codes, unpack_codes
 from tieq.errors import RefusedError, TieqError
@@ -59,8 +59,7 @@ def quantize(
             values = source.read(decision.stored)
             weights = np.ascontiguousarray(values.T if decision.transposed else values)
             _refuse_bad_rows(decision.name, weights)
-            statistic = logits if decision.role in ("table", "logits") else decision.name
-            importance = usable_importance(statistics.second_moments.get(statistic)) if statistics else None
+            importance = statistics.importance(decision.name, decision.role, logits) if statistics else None
             tensors.update(_encode(decision, weights, importance))
             done += decision.rows * decision.columns
             advance(done // 1_000_000)
@@ -95,6 +94,8 @@ def _encode(
     if scheme == "f16":
         limit = np.finfo(np.float16).max
         return {name: np.clip(weights, -limit, limit).astype(np.float16)}
+    if importance is not None and importance.ndim == 2:
+        importance = np.ascontiguousarray(importance.diagonal())
     return {f"{name}.ggml": ggml.encode(weights, scheme, importance)}
 
 

@@ -20,7 +20,10 @@ BITS: dict[int, SchemeName] = {2: "q2_0", 3: "q3_k", 4: "q4_0", 5: "q5_0", 6: "q
 # Bounds on KL that only a broken export exceeds: SmolLM2-135M and Gemma-3-270M are under 0.3 at 4 bits. A recipe of
 # one's own sets the bound that a product needs.
 _SANE_KL: dict[int, float | None] = {2: None, 3: None, 4: 1.0, 5: 0.5, 6: 0.25, 8: 0.1}
-Effort = Literal["quick", "standard"]
+Effort = Literal["quick", "standard", "best"]
+Solver = Literal["nearest", "scale-search", "hessian"]
+# The user's words for how hard to try: no calibration; a weight a column; the whole quadratic cost.
+SOLVER_BY_EFFORT: dict[Effort, Solver] = {"quick": "scale-search", "standard": "scale-search", "best": "hessian"}
 
 
 class _Strict(BaseModel):
@@ -28,10 +31,10 @@ class _Strict(BaseModel):
 
 
 class Precision(_Strict):
-    """The scheme of one role and the solver that rounds to it."""
+    """The scheme of one role, and the solver that rounds to it where it is not the effort's."""
 
     scheme: SchemeName = "q4_0"
-    solver: Literal["nearest", "scale-search"] = "scale-search"
+    solver: Solver | None = None
 
 
 class Sampling(_Strict):
@@ -44,11 +47,13 @@ class Sampling(_Strict):
 class Gates(_Strict):
     """Bounds on what a runtime measures; None leaves a bound out. The table's copies are always checked."""
 
-    max_kl: float | None = Field(None, gt=0, strict=True, description="mean KL to the reference, nats per token")
-    min_top1: float | None = Field(
-        None, ge=0, le=1, strict=True, description="share of positions with the same best token"
+    max_kl: float | None = Field(
+        None, gt=0, strict=True, allow_inf_nan=False, description="mean KL to the reference, nats per token"
     )
-    max_perplexity_ratio: float | None = Field(None, gt=0, strict=True)
+    min_top1: float | None = Field(
+        None, ge=0, le=1, strict=True, allow_inf_nan=False, description="share of positions with the same best token"
+    )
+    max_perplexity_ratio: float | None = Field(None, gt=0, strict=True, allow_inf_nan=False)
     max_runtime_kl: float | None = Field(
         0.02,
         gt=0,
@@ -60,7 +65,7 @@ class Gates(_Strict):
 class OnnxOptions(_Strict):
     """What only the ONNX container knows."""
 
-    accuracy_level: Literal[0, 1, 2, 3, 4] = 4
+    accuracy_level: int = Field(4, ge=0, le=4, strict=True)
 
 
 class GgufOptions(_Strict):

@@ -24,7 +24,7 @@ _LINE = 1000
 _RUN_LINES, _RUN_CHARACTERS = 4, 60
 CALIBRATION, EVALUATION = "calibration", "evaluation"
 _CODE_MODULES = (
-    "argparse", "ast", "calendar", "cmd", "codecs", "configparser", "copy", "csv", "dataclasses", "datetime", "difflib",
+    "argparse", "ast", "calendar", "cmd", "configparser", "copy", "csv", "dataclasses", "datetime", "difflib",
     "doctest", "enum", "fractions", "ftplib", "functools", "gettext", "gzip", "heapq", "inspect", "ipaddress",
     "locale", "mailbox", "mimetypes", "optparse", "pathlib", "pickle", "platform", "plistlib", "random", "shlex",
     "shutil", "smtplib", "socket", "statistics", "string", "subprocess", "tarfile", "tempfile", "textwrap",

@@ -252,3 +252,28 @@ def test_a_type_that_needs_importance_is_refused_without_calibration(tmp_path):
     with pytest.raises(RefusedError, match="only with importance weights"):
         export(str(checkpoint), recipe, tmp_path / "out", ("gguf",))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text"])
+def test_best_effort_beats_quick_on_the_text_it_was_calibrated_for(family, tiny_checkpoint, tmp_path):
+    from tieq.pipeline import export
+    from tieq.recipe import Sampling
+
+    checkpoint = str(tiny_checkpoint(family))
+    more = {"calibration": Sampling(sequences=24, length=64), "evaluation": Sampling(sequences=12, length=64)}
+    kl = {}
+    for effort in ("quick", "best"):
+        result = export(checkpoint, tiny.recipe(effort=effort, **more), tmp_path / effort, ("gguf",))
+        assert result.passed
+        kl[effort] = result.checks["runtimes"][0]["scores"]["kl"]["value"]
+    assert kl["best"] < 0.8 * kl["quick"]
+
+
+def test_an_untied_model_is_solved_for_each_role(tmp_path):
+    from tieq.pipeline import export
+
+    checkpoint = tiny.save(tmp_path / "untied", tie_word_embeddings=False)
+    result = export(str(checkpoint), tiny.recipe(effort="best"), tmp_path / "out", ("gguf",))
+    assert result.passed
+    plan = json.loads((result.folder / "plan.json").read_text())
+    assert {decision["solver"] for decision in plan["decisions"]} == {"hessian"}

@@ -78,7 +78,7 @@ def test_the_scale_found_is_no_worse_than_any_candidate(scheme: Scheme, weighted
     extreme = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)
     low, high = (end - scheme.zero_point for end in scheme.code_range)
     for end in (low, high):
-        for landing in scale_search_module._LANDINGS[scheme.bits]:
+        for landing in scale_search_module.LANDINGS[scheme.bits]:
             # In float32 and then fp16, as the solver rounds, so that the candidate is the same number.
             scale = (extreme.astype(np.float32) / np.float32(end * landing)).astype(np.float16).astype(np.float64)
             levels = np.clip(np.rint(blocks / scale), low, high)

@@ -204,7 +204,7 @@ def test_no_temporary_folder_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     with Converter(config("llama"), None, name="tiny"):
         assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(TypeError):  # a configuration that is no JSON, found after the folder was made
+    with pytest.raises(RefusedError):  # a configuration that is no JSON, found after the folder was made
         Converter({**config("llama"), "x": object()}, None, name="tiny")
     assert list(tmp_path.iterdir()) == []
 

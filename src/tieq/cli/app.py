@@ -39,7 +39,8 @@ def export(
     model: Annotated[str, typer.Option("--model", help="Alias, hub id, checkpoint folder or .gguf file.")],
     bits: Annotated[int | None, typer.Option(help="2, 4 or 8; for GGUF alone also 3, 5, 6. [default: 4]")] = None,
     effort: Annotated[
-        str | None, typer.Option(help="quick (no calibration) or standard (weighted by second moments).")
+        str | None,
+        typer.Option(help="quick (no calibration), standard (a weight a column) or best (full cost; minutes)."),
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="Recipe file instead of --bits.")] = None,
     formats: Annotated[

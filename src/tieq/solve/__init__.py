@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq.codecs.schemes import Codes, Scales, Scheme
+from tieq.solve.error_feedback import hessian
 from tieq.solve.nearest import nearest
 from tieq.solve.scale_search import scale_search
 
@@ -18,7 +19,8 @@ class Solver(Protocol):
     Args:
         weights: ``[rows, columns]`` float32.
         scheme: the grid.
-        importance: weight of an error in each column, ``[columns]`` float32, or None for equal weights.
+        importance: the cost of an error: a weight a column, ``[columns]`` float32; a symmetric positive definite
+            matrix ``[columns, columns]``, of which a solver that knows no better uses the diagonal; or None.
 
     Returns:
         codes ``[rows, blocks, block]`` uint8 and scales ``[rows, blocks]`` float16.
@@ -31,4 +33,4 @@ class Solver(Protocol):
         ...
 
 
-SOLVERS: dict[str, Solver] = {"nearest": nearest, "scale-search": scale_search}
+SOLVERS: dict[str, Solver] = {"nearest": nearest, "scale-search": scale_search, "hessian": hessian}

@@ -17,7 +17,7 @@ from tieq.solve.grid import Blocks, as_blocks, clip_to_reach, inverse, round_to_
 
 # Where the extreme weight may land, as a share of the grid's reach on that side, by bits: coarse grids gain from
 # clipping, fine ones do not.
-_LANDINGS: dict[int, NDArray[np.float32]] = {
+LANDINGS: dict[int, NDArray[np.float32]] = {
     2: np.append(np.linspace(0.4, 1.4, 15, dtype=np.float32), np.float32(1)),
     4: np.append(np.linspace(0.74, 1.1, 13, dtype=np.float32), np.float32(1)),
     8: np.array([1.0], dtype=np.float32),
@@ -32,6 +32,8 @@ def scale_search(
     """Best scale of each block among the candidates, then a least-squares refit."""
     blocks = as_blocks(weights, scheme)
     rows, count, block = blocks.shape
+    if importance is not None and importance.ndim == 2:
+        importance = np.ascontiguousarray(importance.diagonal())
     weighting = None if importance is None else importance.reshape(count, block)
     codes = np.empty(blocks.shape, dtype=np.uint8)
     scales = np.empty((rows, count), dtype=np.float16)
@@ -53,7 +55,7 @@ def _solve_piece(blocks: Blocks, scheme: Scheme, weighting: NDArray[np.float32] 
     best_scale = np.zeros(extreme.shape, dtype=np.float16)
     best_error = _error(blocks, best_scale, scheme, weighting)
     for end in ends:
-        for landing in _LANDINGS[scheme.bits]:
+        for landing in LANDINGS[scheme.bits]:
             scale = to_half(extreme / np.float32(end * landing))
             _keep_better(blocks, scale, scheme, weighting, best_scale, best_error)
     if scheme.bits < 8:

@@ -96,7 +96,7 @@ class Converter:
             ) from error
         self._temporary = Path(tempfile.mkdtemp(prefix="tieq-convert-"))
         # The converter reads model name, size and version out of the folder's name.
-        self._folder = self._temporary / re.sub(r"[^\w.-]", "-", name)
+        self._folder = self._temporary / (re.sub(r"[^\w.-]", "-", name).strip(".") or "model")
         self._folder.mkdir()
         try:
             (self._folder / "config.json").write_text(json.dumps(config))
@@ -113,9 +113,13 @@ class Converter:
                 eager=True,
                 model_name=name,
             )
-        except BaseException:
+        except Exception as error:  # each architecture's code raises what it likes
             self.close()
-            raise
+            raise RefusedError(
+                f"llama.cpp's converter cannot use this configuration ({type(error).__name__}: {error}).",
+                where=name,
+                todo="Export with `--format onnx` only.",
+            ) from error
         if pre_tokenizer is not None:
             model.get_vocab_base_pre = lambda tokenizer: pre_tokenizer
         self._model = model
@@ -175,7 +179,7 @@ class Converter:
         block = next((int(part) for part in name.split(".") if part.isdecimal()), None)
         try:
             return [(new, value.numpy()) for new, value in self._model.modify_tensors(tensor, name, block)]
-        except (ValueError, KeyError, RuntimeError) as error:
+        except Exception as error:  # each architecture's code raises what it likes
             raise RefusedError(
                 f"llama.cpp's converter has no place for this tensor ({error}).",
                 where=name,

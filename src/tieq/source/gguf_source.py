@@ -45,7 +45,15 @@ class GgufSource(ModelSource):
         self.stored_types = ", ".join(kinds)
         if LOOKUP not in self.file.tensors and LOGITS not in self.file.tensors:
             raise RefusedError("has no vocabulary table.", where=str(path), todo="Use a language model's GGUF file.")
-        self.config = self.full_config = self._config(family_of_gguf(self.file.architecture))
+        entry = family_of_gguf(self.file.architecture)
+        try:
+            self.config = self.full_config = self._config(entry)
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise RefusedError(
+                f"the metadata does not describe a whole model ({type(error).__name__}: {error}).",
+                where=str(path),
+                todo="Convert the model again, or use the original checkpoint folder.",
+            ) from error
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def _config(self, entry: Family) -> dict[str, Any]:

