@@ -18,7 +18,7 @@ def names(folder: Path) -> list[str]:
 def artifact(folder: Path) -> Path:
     """An earlier artifact of tieq's."""
     folder.mkdir(parents=True)
-    (folder / MANIFEST).write_text('{"format": 1, "source": {}}')
+    (folder / MANIFEST).write_text('{"format": 1, "source": {}, "files": [{"path": "old"}]}')
     (folder / "old").write_text("old")
     return folder
 

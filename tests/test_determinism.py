@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 
+from tieq.errors import RefusedError
 from tieq.pipeline import export
 
 
@@ -28,7 +29,10 @@ def test_two_exports_are_byte_identical(family, tiny_checkpoint, tiny_export, tm
 def test_a_second_export_into_the_same_folder_leaves_no_stale_bytes(tiny_checkpoint, tmp_path):
     out = tmp_path / "artifact"
     export(str(tiny_checkpoint()), tiny.recipe(8), out, ("gguf", "onnx"))
-    (out / "onnx" / "left-over.bin").write_bytes(b"x")
+    (out / "onnx" / "own-notes.txt").write_text("precious")
+    with pytest.raises(RefusedError, match=r"not the earlier artifact's, first 'onnx/own-notes\.txt'"):
+        export(str(tiny_checkpoint()), tiny.recipe(4), out, ("gguf",))
+    (out / "onnx" / "own-notes.txt").unlink()
     export(str(tiny_checkpoint()), tiny.recipe(4), out, ("gguf",))
     assert not (out / "onnx").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["artifact"]

@@ -41,6 +41,7 @@ FLOORS: dict[str, int] = {
     "pipeline": 8,
     "inspection": 8,
     "revalidate": 8,
+    "api": 9,
     "cli": 9,
     "__init__": 9,
     "__main__": 9,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from tieq.errors import RefusedError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
+# Written after the list of files is made.
+UNLISTED = frozenset({MANIFEST, "report.md"})
 
 
 def check_target(out: Path) -> None:
@@ -31,12 +34,44 @@ def check_target(out: Path) -> None:
             where=str(out),
             todo="Choose another --out.",
         )
+    foreign = _foreign_files(out) if _is_artifact(out) else []
+    if foreign:
+        raise RefusedError(
+            f"holds {len(foreign)} files that are not the earlier artifact's, first '{foreign[0]}'.",
+            where=str(out),
+            todo="An artifact is replaced whole: move them away or choose another --out.",
+        )
     if out.is_dir() and any(out.iterdir()) and not _is_artifact(out):
         raise RefusedError(
             "the folder is not empty and holds no tieq artifact, so it is not replaced.",
             where=str(out),
             todo="Choose another --out or empty it.",
         )
+
+
+def _foreign_files(folder: Path) -> list[str]:
+    """Files in an artifact folder that its manifest does not list."""
+    listed = {entry["path"] for entry in read_json(folder / MANIFEST).get("files", [])} | UNLISTED
+    found = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return sorted(set(found) - listed)
+
+
+def _remove_stale(out: Path) -> None:
+    """Remove what killed exports to the same target left behind: their process is gone."""
+    for folder in out.parent.glob(f".{out.name}.partial-*"):
+        owner = folder.name.removeprefix(f".{out.name}.partial-").partition("-")[0]
+        if owner.isdecimal() and not _is_alive(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is somebody else's
+        return True
+    return True
 
 
 def _is_artifact(folder: Path) -> bool:
@@ -53,7 +88,8 @@ def staged(out: Path) -> Iterator[Path]:
     made = [parent for parent in out.parents if not parent.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+        _remove_stale(out)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-{os.getpid()}-", dir=out.parent))
     except OSError as error:
         raise RefusedError(f"cannot be written ({error}).", where=str(out.parent)) from error
     try:

@@ -100,11 +100,7 @@ def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = DEFAULT_FORMA
         )
     plan = make_plan(parts, graph, recipe, formats, table, calibrated=tokenizer is not None)
     notes = list(graph.notes)
-    notes += [
-        f"{decision.name}: {decision.scheme}, {decision.bits_per_weight} bits/weight ({decision.reason})"
-        for decision in plan.decisions
-        if decision.reason != "recipe"
-    ]
+    notes += _fallback_notes(plan)
     for note in notes[len(graph.notes) :]:
         say(f"note: {note}")
     if tokenizer is None:
@@ -124,6 +120,18 @@ def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = DEFAULT_FORMA
         tables = {decision.name for decision in plan.tables}
         layout = source.gguf_layout(shapes, tables, recipe.gguf.pre_tokenizer)
     return dataclasses.replace(job, layout=layout)
+
+
+def _fallback_notes(plan: Plan) -> list[str]:
+    """One note a kind of fallback, with its real bits per weight."""
+    groups: dict[str, list[str]] = {}
+    for decision in plan.decisions:
+        if decision.reason != "recipe":
+            kind = f"{decision.scheme}, {decision.bits_per_weight} bits/weight ({decision.reason})"
+            groups.setdefault(kind, []).append(decision.name)
+    return [
+        f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {kind}" for kind, names in groups.items()
+    ]
 
 
 def _correct_config(source: ModelSource, graph: TieGraph) -> None:
@@ -162,12 +170,13 @@ def export(
     job = prepare(model, recipe, formats, tie=tie)
     with stage("reference model"):
         reference = load_model(job.source, tied=job.graph.tied, table=job.table)
-    evaluated = _sequences(job, evaluation_text, recipe.evaluation)
+    evaluated = make_sequences(job.source, job.tokenizer, job.graph.rows, evaluation_text, recipe.evaluation)
     with artifact.staged(out) as folder:
         statistics, calibrated = _calibrate(job, reference, calibration_text, folder)
         _write_documents(job, folder)
         checkpoint_path = folder / "quantized.safetensors"
         quantize(job.source, job.plan, job.floats, checkpoint_path, statistics, job.parts.logits)
+        checkpoint_path.chmod(0o644)
         files = _write_containers(job, reference, QuantizedCheckpoint(checkpoint_path), folder)
         validation = validate(
             files,
@@ -177,11 +186,7 @@ def export(
             gates=recipe.gates,
             expect_tied=job.graph.tied,
         )
-        description = evaluation_text.description if job.tokenizer else "random token ids"
-        used = {
-            "calibration": calibrated,
-            "evaluation": describe_sequences(evaluated, description, evaluation_text.sha256),
-        }
+        used = {"calibration": calibrated, "evaluation": describe_sequences(evaluated, evaluation_text)}
         manifest, checks = _finish(job, folder, validation, used, formats)
     return ExportResult(out, manifest, checks)
 
@@ -195,12 +200,16 @@ def allowed_ids(tokenizer: TextTokenizer | None, rows: int) -> NDArray[np.bool_]
     return mask
 
 
-def describe_sequences(sequences: text.Sequences, description: str, sha256: str) -> dict[str, Any]:
+RANDOM_IDS = "random ids"
+
+
+def describe_sequences(sequences: text.Sequences, corpus: text.Corpus) -> dict[str, Any]:
     """What was run, for the manifest."""
     count, length = sequences.ids.shape
+    is_text = RANDOM_IDS not in sequences.domains
     return {
-        "description": description,
-        "sha256": sha256,
+        "description": corpus.description if is_text else "random token ids",
+        "sha256": corpus.sha256 if is_text else None,
         "sequences": count,
         "length": length,
         "has_bos": sequences.has_bos,
@@ -208,13 +217,16 @@ def describe_sequences(sequences: text.Sequences, description: str, sha256: str)
     }
 
 
-def _sequences(job: Job, corpus: text.Corpus, sampling: Sampling) -> text.Sequences:
-    limit = int(job.source.config.get("max_position_embeddings") or job.source.config.get("n_positions") or 1 << 20)
+def make_sequences(
+    source: ModelSource, tokenizer: TextTokenizer | None, rows: int, corpus: text.Corpus, sampling: Sampling
+) -> text.Sequences:
+    """Sequences of the text, no longer than the model's context; seeded random ids where there is no tokenizer."""
+    limit = int(source.config.get("max_position_embeddings") or source.config.get("n_positions") or 1 << 20)
     length = min(sampling.length, limit)
-    if job.tokenizer is not None:
-        return text.cut_sequences(corpus, job.tokenizer, sampling.sequences, length)
-    ids = np.random.default_rng(0).integers(0, job.graph.rows, (sampling.sequences, length))
-    return text.Sequences(ids, ("random ids",) * sampling.sequences, False)
+    if tokenizer is not None:
+        return text.cut_sequences(corpus, tokenizer, sampling.sequences, length)
+    ids = np.random.default_rng(0).integers(0, rows, (sampling.sequences, length))
+    return text.Sequences(ids, (RANDOM_IDS,) * sampling.sequences, False)
 
 
 def _calibrate(
@@ -222,10 +234,10 @@ def _calibrate(
 ) -> tuple[Statistics | None, dict[str, Any]]:
     if job.recipe.effort == "quick" or job.tokenizer is None:
         return None, {"description": "none"}
-    sequences = _sequences(job, corpus, job.recipe.calibration)
+    sequences = make_sequences(job.source, job.tokenizer, job.graph.rows, corpus, job.recipe.calibration)
     statistics = measure(model, sequences, full=job.recipe.effort == "best")
     statistics.save(folder / "calibration.safetensors", {"text_sha256": corpus.sha256})
-    return statistics, describe_sequences(sequences, corpus.description, corpus.sha256)
+    return statistics, describe_sequences(sequences, corpus)
 
 
 def _write_documents(job: Job, folder: Path) -> None:
@@ -267,6 +279,7 @@ def _write_containers(job: Job, model: ReferenceModel, checkpoint: QuantizedChec
         files.append(onnx_file)
     if "ort" in job.plan.formats:
         (folder / "ort").mkdir()
+        artifact.copy_files(folder / "onnx", folder / "ort", ("config.json", "generation_config.json"))
         files.append(write_ort(onnx_file, folder / "ort"))
     if "onnx" not in job.plan.formats and files:
         # The .ort file is made from the ONNX one, which nobody asked for.

