@@ -19,7 +19,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from tieq.errors import RefusedError, TieqError
-from tieq.pipeline import ExportResult, export, prepare
+from tieq.pipeline import ExportResult, export
+from tieq.prepare import prepare
 from tieq.source.locate import open_source
 from tieq.source.tie import tie_graph
 

@@ -38,6 +38,7 @@ FLOORS: dict[str, int] = {
     "runtimes": 6,
     "validate": 7,
     "report": 8,
+    "prepare": 8,
     "pipeline": 8,
     "inspection": 8,
     "revalidate": 8,

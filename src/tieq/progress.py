@@ -57,12 +57,14 @@ class _PlainCounter:
     def __init__(self, text: str, total: int, unit: str) -> None:
         self.text, self.total, self.unit = text, total, unit
         self.done = 0
+        self.finished = False
         self.start = self.last = time.monotonic()
 
     def advance(self, count: int) -> None:
-        if not count:
+        if self.finished:  # counts that were rounded up reach the total early
             return
         self.done += count
+        self.finished = self.done >= self.total
         now = time.monotonic()
         if now - self.last < _PLAIN_SECONDS and self.done < self.total:
             return

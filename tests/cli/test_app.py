@@ -14,7 +14,7 @@ from test_faults import copy, duplicate_table
 
 import tieq
 from tieq.cli import main
-from tieq.recipe import dump_recipe
+from tieq.recipe import Gates, dump_recipe
 
 
 class Outcome(NamedTuple):
@@ -113,7 +113,7 @@ def test_export_then_validate_agree_and_json_is_alone_on_stdout(tieq_command, ti
 
 def test_a_gate_that_fails_is_exit_code_1_and_keeps_the_artifact(tieq_command, tiny_checkpoint, recipe_file, tmp_path):
     out = tmp_path / "artifact"
-    recipe_file.write_text(dump_recipe(tiny.recipe(gates={"max_kl": 1e-6})))
+    recipe_file.write_text(dump_recipe(tiny.recipe(gates=Gates(max_kl=1e-6))))
     done = tieq_command(
         "export", "--model", tiny_checkpoint(), "--recipe", recipe_file, "--out", out, "--format", "gguf"
     )
@@ -165,7 +165,7 @@ def test_validate_takes_what_llama_cpps_own_quantizer_wrote(kind, tieq_command, 
         (["export", "--model", "gpt2", "--bits", "7"], ["--bits 7 has no scheme", "2, 3, 4, 5, 6, 8"]),
         (["export", "--model", "gpt2", "--bits", "4", "--recipe", "x.yaml"], ["exclude each other"]),
         (["export", "--model", "gpt2", "--recipe", "none.yaml"], ["none.yaml", "cannot be read"]),
-        (["export", "--model", "gpt2", "--effort", "heroic"], ["--effort", "'quick' or 'standard'"]),
+        (["export", "--model", "gpt2", "--effort", "heroic"], ["--effort", "'quick', 'standard' or 'best'"]),
         (["export", "--model", "gpt2", "--format", "tflite"], ["--format 'tflite'", "onnx, ort, gguf"]),
         (["validate", "missing"], ["does not exist"]),
     ],

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tieq.errors import TieqError
-from tieq.pipeline import DEFAULT_FORMATS, FORMATS
+from tieq.prepare import DEFAULT_FORMATS, FORMATS
 from tieq.recipe import Gates, Recipe, Sampling, load_recipe, recipe_for_bits
 
 _DEFAULT_BITS = 4
