@@ -28,6 +28,7 @@ FLOORS: dict[str, int] = {
     "codecs": 1,
     "source": 1,
     "calibrate": 2,
+    "cost": 3,
     "text": 2,
     "solve": 2,
     "probe": 3,
@@ -64,8 +65,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("runtimes/*", "export/ort.py"),
     "optimum": ("export/*",),
     "rich": (*_COMMAND_LINE, "progress.py"),
-    "safetensors": ("source/*", "quantize.py", "calibrate.py"),
-    "torch": ("source/*", "calibrate.py", "export/onnx_graph.py"),
+    "safetensors": ("source/*", "quantize.py", "calibrate/*"),
+    "torch": ("source/*", "calibrate/*", "export/onnx_graph.py"),
     "transformers": ("source/*",),
     "typer": (*_COMMAND_LINE, "progress.py"),
 }
@@ -294,7 +295,7 @@ class TestChecker:
     def test_library_away_from_home_is_caught(self, tmp_path: Path) -> None:
         root = self.plant(
             tmp_path,
-            calibrate="import torch",
+            calibrate__measure="import torch",
             export__onnx_graph="import torch.nn",
             export__gguf_file="def late():\n    import torch",
             source__tokens="from transformers import AutoTokenizer",

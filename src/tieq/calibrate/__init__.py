@@ -1,0 +1,15 @@
+"""Calibration: what the model does to errors in its weights, measured over calibration text.
+
+For a matrix, the second moment of its inputs: ``E[x x']`` weighs an output error to second order (Frantar et al. 2022,
+GPTQ), and its diagonal does when columns are taken one by one. For a vocabulary table, the cost of a row error in nats:
+``1/2 e' J e`` with ``J = c H + G``, where H is the second moment of the hidden state that the logits role reads,
+``c = E[1 - sum p^2]`` puts it in Fisher units, and G is the second moment of the loss gradient at the looked-up row,
+with targets sampled from the model itself.
+"""
+
+from __future__ import annotations
+
+from tieq.calibrate.measure import measure
+from tieq.calibrate.statistics import RowUse, Statistics, TableCost, TokenSample, usable_importance
+
+__all__ = ["RowUse", "Statistics", "TableCost", "TokenSample", "measure", "usable_importance"]

@@ -1,0 +1,150 @@
+"""The calibration pass: the float model forwards and, for the vocabulary table, backwards over the text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq.calibrate.statistics import RowUse, Statistics, TableCost, TokenSample
+from tieq.progress import counter
+from tieq.source.reference import ReferenceModel
+from tieq.text import Sequences
+
+# Wider inputs are measured by their diagonal only: the matrix of 4,096 columns takes 67 MB.
+_WIDEST_MATRIX = 4096
+# Whole sequences are sampled, up to about this many tokens: 20 MB for 576 columns.
+_SAMPLE_TOKENS = 4096
+
+
+def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Statistics:
+    """Run the float model over the sequences and collect the second moments of each linear layer's inputs.
+
+    Args:
+        model: the float model.
+        sequences: calibration tokens.
+        full: also take whole matrices, and the table's cost and use, which runs the model backwards too.
+    """
+    import torch
+
+    sums: dict[str, Any] = {}
+
+    def watch(name: str) -> Any:
+        def hook(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            hidden = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
+            if full and hidden.shape[-1] <= _WIDEST_MATRIX:
+                found = hidden.T @ hidden
+            else:
+                found = hidden.double().square().sum(0)
+            sums[name] = found if name not in sums else sums[name].add_(found)
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(watch(f"{name}.weight"))
+        for name, module in model.module.named_modules()
+        if type(module).__name__ in ("Linear", "Conv1D")
+    ]
+    every = -(-sequences.ids.size // _SAMPLE_TOKENS)
+    meter = _TableMeter(model) if full else None
+    try:
+        with counter("calibration", len(sequences.ids), "sequences") as advance:
+            for number, row in enumerate(sequences.ids):
+                if meter is not None:
+                    meter.add(row, sampled=number % every == 0)
+                else:
+                    with torch.no_grad():
+                        model.module(torch.from_numpy(row)[None], use_cache=False)
+                advance(1)
+    finally:
+        for handle in handles:
+            handle.remove()
+    tokens = int(sequences.ids.size)
+    means = {name: (total / tokens).float().numpy() for name, total in sums.items()}
+    if meter is None:
+        return Statistics(means, tokens)
+    return Statistics(means, tokens, meter.cost(), meter.use(), meter.sample())
+
+
+class _TableMeter:
+    """Adds up what the table's roles see, one sequence at a time, with one forward and one backward pass each."""
+
+    def __init__(self, model: ReferenceModel) -> None:
+        import torch
+
+        self._model = model.module
+        self._model.requires_grad_(False)
+        # Targets are drawn from the model's own distribution, the same ones in every run.
+        self._random = torch.Generator().manual_seed(0)
+        self._tokens = 0
+        self._hidden: Any = 0
+        self._gradient: Any = 0
+        rows = self._model.get_output_embeddings().weight.shape[0]
+        self._lookups = torch.zeros(rows, dtype=torch.float64)
+        self._probability = torch.zeros(rows, dtype=torch.float64)
+        self._squares = torch.zeros(rows, dtype=torch.float64)
+        self._sampled: list[tuple[NDArray[np.int64], Any, Any]] = []
+
+    def add(self, row: NDArray[np.int64], *, sampled: bool) -> None:
+        """Run one sequence forwards and backwards."""
+        import torch
+
+        kept: dict[str, Any] = {}
+
+        def looked_up(module: Any, inputs: Any, output: Any) -> Any:
+            kept["rows"] = output.detach().requires_grad_(True)
+            return kept["rows"]
+
+        def scored(module: Any, inputs: Any, output: Any) -> None:
+            kept["hidden"] = inputs[0].detach()[0]
+
+        lookup, head = self._model.get_input_embeddings(), self._model.get_output_embeddings()
+        handles = [lookup.register_forward_hook(looked_up), head.register_forward_hook(scored)]
+        try:
+            with torch.enable_grad():
+                logits = self._model(torch.from_numpy(row)[None], use_cache=False).logits[0].float()
+                targets = self._sample_targets(logits)
+                torch.nn.functional.cross_entropy(logits, targets, reduction="sum").backward()  # type: ignore[no-untyped-call]
+        finally:
+            for handle in handles:
+                handle.remove()
+        # Gemma 3 scales inside the embedding module; the gradient is wanted at the stored row.
+        gradient = kept["rows"].grad[0] * float(getattr(lookup, "embed_scale", 1.0))
+        wide, hidden = gradient.double(), kept["hidden"].double()
+        self._hidden = self._hidden + hidden.T @ hidden
+        self._gradient = self._gradient + wide.T @ wide
+        self._lookups += torch.bincount(torch.from_numpy(row), minlength=len(self._lookups))
+        self._tokens += len(row)
+        if sampled:
+            self._sampled.append((row, kept["hidden"].float().numpy(), gradient.float().numpy()))
+
+    def _sample_targets(self, logits: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            chances = logits.softmax(-1)
+            self._probability += chances.sum(0)
+            self._squares += chances.square().sum(0)
+            return torch.multinomial(chances, 1, generator=self._random)[:, 0]
+
+    def cost(self) -> TableCost:
+        """The cost matrices."""
+        spread = 1.0 - float(self._squares.sum()) / self._tokens
+        return TableCost(
+            lookup=(self._gradient / self._tokens).float().numpy(),
+            logits=(self._hidden * (spread / self._tokens)).float().numpy(),
+        )
+
+    def use(self) -> RowUse:
+        """How often each row is used."""
+        return RowUse(
+            lookups=(self._lookups / self._tokens).float().numpy(),
+            probability=(self._probability / self._tokens).float().numpy(),
+            spread=((self._probability - self._squares) / self._tokens).float().numpy(),
+        )
+
+    def sample(self) -> TokenSample:
+        """The sampled sequences' positions."""
+        ids, hidden, gradient = zip(*self._sampled, strict=True)
+        return TokenSample(np.concatenate(ids), np.concatenate(hidden), np.concatenate(gradient))

@@ -1,0 +1,82 @@
+"""Run the reference model with another table in one role or both: lookup by a body pass, logits on hidden states."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tieq.source.reference import ReferenceModel
+
+Table = NDArray[np.float32]
+
+
+def hidden_states(model: ReferenceModel, ids: NDArray[np.int64], lookup: Table | None = None) -> NDArray[np.float32]:
+    """What the logits role reads (after the final norm), ``[length, columns]``, of one sequence ``[length]``.
+
+    Args:
+        model: the float model.
+        ids: tokens.
+        lookup: table ``[rows, columns]`` that is looked up in place of the model's own.
+    """
+    import torch
+
+    with torch.no_grad(), _table(model.module.get_input_embeddings(), lookup):
+        found = body_of(model)(torch.from_numpy(ids)[None], use_cache=False).last_hidden_state[0]
+    values: NDArray[np.float32] = found.numpy()
+    return values
+
+
+def logits_of(model: ReferenceModel, hidden: NDArray[np.float32], logits: Table | None = None) -> NDArray[np.float32]:
+    """Logits ``[length, rows]`` of hidden states ``[length, columns]``, with the model's scaling, softcap and bias.
+
+    Args:
+        model: the float model.
+        hidden: what :func:`hidden_states` returned.
+        logits: table ``[rows, columns]`` that scores in place of the model's own.
+    """
+    import torch
+
+    ids = torch.zeros((1, len(hidden)), dtype=torch.int64)
+    with torch.no_grad(), _table(model.module.get_output_embeddings(), logits), _body_gives(body_of(model), hidden):
+        found = model.module(ids, use_cache=False).logits[0]
+    values: NDArray[np.float32] = found.numpy()
+    return values
+
+
+def body_of(model: ReferenceModel) -> Any:
+    """The module between the roles: ids in, hidden states after the final norm out."""
+    module = model.module
+    # Gemma 3's text model names no base model of its own, in which case transformers returns the whole model.
+    return module.base_model if module.base_model is not module else module.get_decoder()
+
+
+@contextlib.contextmanager
+def _table(module: Any, table: Table | None) -> Iterator[None]:
+    """Give the module another weight; a tied partner keeps the old one, because the parameter object is replaced."""
+    import torch
+
+    own = module.weight
+    if table is not None:
+        module.weight = torch.nn.Parameter(torch.from_numpy(np.require(table, requirements="W")), requires_grad=False)
+    try:
+        yield
+    finally:
+        module.weight = own
+
+
+@contextlib.contextmanager
+def _body_gives(body: Any, hidden: NDArray[np.float32]) -> Iterator[None]:
+    import torch
+    from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+
+    states: Any = torch.from_numpy(hidden)[None]
+    known = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=states)
+    body.forward = lambda *args, **kwargs: known
+    try:
+        yield
+    finally:
+        del body.forward
