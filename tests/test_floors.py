@@ -29,6 +29,7 @@ FLOORS: dict[str, int] = {
     "source": 1,
     "calibrate": 2,
     "cost": 3,
+    "sequential": 3,
     "text": 2,
     "solve": 2,
     "probe": 3,

@@ -8,6 +8,8 @@ model as float32 under its own name. The scheme of each stands in the metadata k
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tieq.calibrate import Statistics
+from tieq.calibrate import Statistics, usable_importance
 from tieq.codecs import ggml
 from tieq.codecs.schemes import SCHEMES, Codes, Scales, dequantize, pack_codes, unpack_codes
 from tieq.errors import RefusedError, TieqError
 from tieq.plan import Plan
-from tieq.progress import counter
+from tieq.progress import counter, stage
 from tieq.records import Decision
+from tieq.sequential import solve_body
 from tieq.solve import SOLVERS
 from tieq.source.base import ModelSource
+from tieq.source.reference import ReferenceModel
 
 FORMAT_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class BodyRun:
+    """What the body is solved on, layer by layer: the float model and calibration tokens ``[sequences, length]``."""
+
+    model: ReferenceModel
+    ids: NDArray[np.int64]
 
 
 def quantize(
@@ -35,6 +47,7 @@ def quantize(
     path: Path,
     statistics: Statistics | None,
     logits: str,
+    body: BodyRun | None = None,
 ) -> None:
     """Quantize every planned matrix once and write the quantized checkpoint.
 
@@ -45,25 +58,33 @@ def quantize(
         path: file to write.
         statistics: calibration statistics, or None for equal weights.
         logits: module name whose statistic weighs the shared table.
+        body: to solve the body for the inputs that the quantized model gives it; None to take every matrix alone.
 
     Raises:
         RefusedError: if a matrix holds NaN or infinity; its rows are listed.
     """
     from safetensors.numpy import save_file
 
-    tensors: dict[str, NDArray[Any]] = {}
-    weights_total = sum(d.rows * d.columns for d in plan.decisions) // 1_000_000 or 1
-    with counter("quantize", weights_total, "million weights") as advance:
-        done = 0
-        for decision in plan.decisions:
-            values = source.read(decision.stored)
-            weights = np.ascontiguousarray(values.T if decision.transposed else values)
-            _refuse_bad_rows(decision.name, weights)
-            importance = statistics.importance(decision.name, decision.role, logits) if statistics else None
-            tensors.update(_encode(decision, weights, importance))
-            done += decision.rows * decision.columns
-            advance(done // 1_000_000)
-            done %= 1_000_000
+    work = _Work(source, statistics, logits)
+    for decision in plan.tables:
+        work.do(decision)
+    if body is not None:
+        _solve_in_order(work, plan, body)
+    # What no decoder layer holds, or all of the body.
+    rest = [decision for decision in plan.decisions if decision.name not in work.done]
+    weights_total = sum(d.rows * d.columns for d in rest) // 1_000_000
+    if weights_total:
+        with counter("body", weights_total, "million weights") as advance:
+            ready = 0
+            for decision in rest:
+                work.do(decision)
+                ready += decision.rows * decision.columns
+                advance(ready // 1_000_000)
+                ready %= 1_000_000
+    else:
+        for decision in rest:
+            work.do(decision)
+    tensors = work.tensors
     for name in floats:
         values = np.ascontiguousarray(source.read(name))
         _refuse_bad_rows(name, values.reshape(len(values), -1))
@@ -73,6 +94,53 @@ def quantize(
         "tensors": {d.name: {"scheme": d.scheme, "rows": d.rows, "columns": d.columns} for d in plan.decisions},
     }
     save_file(dict(sorted(tensors.items())), path, metadata={"tieq": json.dumps(header, sort_keys=True)})
+
+
+class _Work:
+    """Encodes matrices one by one and keeps the result."""
+
+    def __init__(self, source: ModelSource, statistics: Statistics | None, logits: str) -> None:
+        self._source, self._statistics, self._logits = source, statistics, logits
+        self.tensors: dict[str, NDArray[Any]] = {}
+        self.done: set[str] = set()
+
+    def read(self, decision: Decision) -> NDArray[np.float32]:
+        """Weights ``[rows, columns]`` of the source, refused where they are not finite."""
+        values = self._source.read(decision.stored)
+        weights = np.ascontiguousarray(values.T if decision.transposed else values)
+        _refuse_bad_rows(decision.name, weights)
+        return weights
+
+    def do(self, decision: Decision) -> None:
+        """Quantize a matrix as the source has it, under the calibration statistics."""
+        known = self._statistics
+        importance = known.importance(decision.name, decision.role, self._logits) if known else None
+        label = f"{decision.role}: {decision.scheme}, {decision.rows} x {decision.columns}, {decision.solver}"
+        with stage(label) if decision.role != "body" else contextlib.nullcontext():
+            self.encode(decision, self.read(decision), importance)
+
+    def encode(
+        self, decision: Decision, weights: NDArray[np.float32], importance: NDArray[np.float32] | None
+    ) -> NDArray[np.float32]:
+        """Quantize given weights; returns them decoded."""
+        made = _encode(decision, weights, importance)
+        self.tensors.update(made)
+        self.done.add(decision.name)
+        return _decode(decision, made)
+
+
+def _solve_in_order(work: _Work, plan: Plan, body: BodyRun) -> None:
+    planned = {decision.name: decision for decision in plan.decisions if decision.role == "body"}
+    for decision in planned.values():
+        work.read(decision)  # a bad row is refused under its own name, before it spoils every later input
+    table = plan.tables[0]
+    lookup = _decode(table, {name: v for name, v in work.tensors.items() if name.startswith(table.name)})
+    solve_body(
+        body.model,
+        body.ids,
+        lookup,
+        lambda name, weights, cost: work.encode(planned[name], weights, usable_importance(cost)),
+    )
 
 
 def _refuse_bad_rows(name: str, weights: NDArray[np.float32]) -> None:
@@ -97,6 +165,16 @@ def _encode(
     if importance is not None and importance.ndim == 2:
         importance = np.ascontiguousarray(importance.diagonal())
     return {f"{name}.ggml": ggml.encode(weights, scheme, importance)}
+
+
+def _decode(decision: Decision, made: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    name, scheme = decision.name, decision.scheme
+    if scheme in SCHEMES:
+        geometry = SCHEMES[scheme]
+        return dequantize(unpack_codes(made[f"{name}.codes"], geometry.bits), made[f"{name}.scales"], geometry)
+    if scheme == "f16":
+        return made[name].astype(np.float32)
+    return ggml.decode(made[f"{name}.ggml"], scheme)
 
 
 class QuantizedCheckpoint:

@@ -24,6 +24,8 @@ Effort = Literal["quick", "standard", "best"]
 Solver = Literal["nearest", "scale-search", "hessian"]
 # The user's words for how hard to try: no calibration; a weight a column; the whole quadratic cost.
 SOLVER_BY_EFFORT: dict[Effort, Solver] = {"quick": "scale-search", "standard": "scale-search", "best": "hessian"}
+# Sequences of calibration text: a matrix of 576 columns needs more of them than its diagonal.
+_CALIBRATION_SEQUENCES: dict[Effort, int] = {"quick": 16, "standard": 16, "best": 64}
 
 
 class _Strict(BaseModel):
@@ -84,11 +86,16 @@ class Recipe(_Strict):
     lookup: Precision | None = None
     logits: Precision | None = None
     body: Precision = Precision()
-    calibration: Sampling = Sampling(sequences=16, length=256)
+    calibration: Sampling | None = Field(None, description="text to calibrate on; by default as the effort wants")
     evaluation: Sampling = Sampling(sequences=8, length=256)
     gates: Gates = Gates()
     onnx: OnnxOptions = OnnxOptions()
     gguf: GgufOptions = GgufOptions()
+
+    @property
+    def calibration_sampling(self) -> Sampling:
+        """How much text to calibrate on."""
+        return self.calibration or Sampling(sequences=_CALIBRATION_SEQUENCES[self.effort], length=256)
 
     def precision(self, role: str) -> Precision:
         """Precision of a role: ``table``, ``lookup``, ``logits`` or ``body``."""

@@ -56,6 +56,11 @@ class Sequences:
     domains: tuple[str, ...]
     has_bos: bool
 
+    def spread(self, tokens: int) -> NDArray[np.int64]:
+        """Whole sequences, evenly spaced over all of them, of about ``tokens`` tokens together."""
+        every = max(1, -(-self.ids.size // tokens))
+        return self.ids[::every]
+
 
 def default_corpus(part: str) -> Corpus:
     """The default text of one part, ``calibration`` or ``evaluation``."""

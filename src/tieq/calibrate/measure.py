@@ -12,19 +12,17 @@ from tieq.progress import counter
 from tieq.source.reference import ReferenceModel
 from tieq.text import Sequences
 
-# Wider inputs are measured by their diagonal only: the matrix of 4,096 columns takes 67 MB.
-_WIDEST_MATRIX = 4096
 # Whole sequences are sampled, up to about this many tokens: 20 MB for 576 columns.
 _SAMPLE_TOKENS = 4096
 
 
 def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Statistics:
-    """Run the float model over the sequences and collect the second moments of each linear layer's inputs.
+    """Run the float model over the sequences and collect the mean squares of each linear layer's inputs.
 
     Args:
         model: the float model.
         sequences: calibration tokens.
-        full: also take whole matrices, and the table's cost and use, which runs the model backwards too.
+        full: also take the table's cost and use, which runs the model backwards too.
     """
     import torch
 
@@ -32,11 +30,7 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
 
     def watch(name: str) -> Any:
         def hook(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            hidden = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
-            if full and hidden.shape[-1] <= _WIDEST_MATRIX:
-                found = hidden.T @ hidden
-            else:
-                found = hidden.double().square().sum(0)
+            found = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).double().square().sum(0)
             sums[name] = found if name not in sums else sums[name].add_(found)
 
         return hook
@@ -104,7 +98,7 @@ class _TableMeter:
         try:
             with torch.enable_grad():
                 logits = self._model(torch.from_numpy(row)[None], use_cache=False).logits[0].float()
-                targets = self._sample_targets(logits)
+                targets, spread = self._sample_targets(logits)
                 torch.nn.functional.cross_entropy(logits, targets, reduction="sum").backward()  # type: ignore[no-untyped-call]
         finally:
             for handle in handles:
@@ -112,28 +106,30 @@ class _TableMeter:
         # Gemma 3 scales inside the embedding module; the gradient is wanted at the stored row.
         gradient = kept["rows"].grad[0] * float(getattr(lookup, "embed_scale", 1.0))
         wide, hidden = gradient.double(), kept["hidden"].double()
-        self._hidden = self._hidden + hidden.T @ hidden
+        self._hidden = self._hidden + (hidden * spread[:, None]).T @ hidden
         self._gradient = self._gradient + wide.T @ wide
         self._lookups += torch.bincount(torch.from_numpy(row), minlength=len(self._lookups))
         self._tokens += len(row)
         if sampled:
             self._sampled.append((row, kept["hidden"].float().numpy(), gradient.float().numpy()))
 
-    def _sample_targets(self, logits: Any) -> Any:
+    def _sample_targets(self, logits: Any) -> tuple[Any, Any]:
+        """Targets from the model's distribution, and ``1 - sum p^2``, ``[length]`` each."""
         import torch
 
         with torch.no_grad():
             chances = logits.softmax(-1)
             self._probability += chances.sum(0)
-            self._squares += chances.square().sum(0)
-            return torch.multinomial(chances, 1, generator=self._random)[:, 0]
+            squares = chances.square()
+            self._squares += squares.sum(0)
+            targets = torch.multinomial(chances, 1, generator=self._random)[:, 0]
+            return targets, 1 - squares.sum(1, dtype=torch.float64)
 
     def cost(self) -> TableCost:
         """The cost matrices."""
-        spread = 1.0 - float(self._squares.sum()) / self._tokens
         return TableCost(
             lookup=(self._gradient / self._tokens).float().numpy(),
-            logits=(self._hidden * (spread / self._tokens)).float().numpy(),
+            logits=(self._hidden / self._tokens).float().numpy(),
         )
 
     def use(self) -> RowUse:

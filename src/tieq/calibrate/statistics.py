@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Added to the diagonal, as a share of its mean, where calibration text may have left a direction out.
-_TABLE_DAMPING, _BODY_DAMPING, _DIAGONAL_DAMPING = 0.1, 0.05, 0.01
+_TABLE_DAMPING, _DIAGONAL_DAMPING = 0.1, 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Statistics:
     """What was measured.
 
     Attributes:
-        second_moments: by matrix name, ``[columns]`` or, for the full solver, ``[columns, columns]``, float32.
+        second_moments: mean square of each input, by matrix name, ``[columns]`` float32.
         tokens: number of tokens behind them.
         table: cost of the vocabulary table; like ``rows`` and ``sample`` only from a full measurement.
         rows: how often each row is used.
@@ -79,12 +79,12 @@ class Statistics:
     sample: TokenSample | None = None
 
     def save(self, path: Path, source: dict[str, str]) -> None:
-        """Write ``calibration.safetensors``: diagonals, the table's cost and use, with the text's identity."""
+        """Write ``calibration.safetensors``: mean squares, the table's cost and use, with the text's identity."""
         from safetensors.numpy import save_file
 
         # One key, because safetensors writes several in an order that changes from run to run.
         metadata = {"tieq": json.dumps({"tokens": self.tokens, **source}, sort_keys=True)}
-        kept = {name: np.ascontiguousarray(_diagonal(value)) for name, value in sorted(self.second_moments.items())}
+        kept = dict(sorted(self.second_moments.items()))
         if self.table is not None:
             kept |= {"table.lookup_cost": self.table.lookup, "table.logits_cost": self.table.logits}
         if self.rows is not None:
@@ -101,14 +101,7 @@ class Statistics:
         """
         if role != "body" and self.table is not None:
             return usable_importance(self.table.of(role))
-        measured = self.second_moments.get(logits if role in ("table", "logits") else name)
-        if measured is not None and measured.ndim == 2:
-            measured = damped(measured, _BODY_DAMPING)
-        return usable_importance(measured)
-
-
-def _diagonal(value: NDArray[np.float32]) -> NDArray[np.float32]:
-    return value if value.ndim == 1 else value.diagonal()
+        return usable_importance(self.second_moments.get(logits if role in ("table", "logits") else name))
 
 
 def damped(matrix: NDArray[np.float32], share: float) -> NDArray[np.float32]:

@@ -24,7 +24,7 @@ def hidden_states(model: ReferenceModel, ids: NDArray[np.int64], lookup: Table |
     """
     import torch
 
-    with torch.no_grad(), _table(model.module.get_input_embeddings(), lookup):
+    with torch.no_grad(), with_lookup(model, lookup):
         found = body_of(model)(torch.from_numpy(ids)[None], use_cache=False).last_hidden_state[0]
     values: NDArray[np.float32] = found.numpy()
     return values
@@ -52,6 +52,11 @@ def body_of(model: ReferenceModel) -> Any:
     module = model.module
     # Gemma 3's text model names no base model of its own, in which case transformers returns the whole model.
     return module.base_model if module.base_model is not module else module.get_decoder()
+
+
+def with_lookup(model: ReferenceModel, lookup: Table | None) -> contextlib.AbstractContextManager[None]:
+    """While it lasts, the model looks tokens up in another table ``[rows, columns]`` (None: its own)."""
+    return _table(model.module.get_input_embeddings(), lookup)
 
 
 @contextlib.contextmanager
