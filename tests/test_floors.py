@@ -34,6 +34,7 @@ FLOORS: dict[str, int] = {
     "solve": 2,
     "probe": 3,
     "recipe": 3,
+    "budget": 4,
     "plan": 4,
     "quantize": 5,
     "export": 6,

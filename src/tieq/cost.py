@@ -11,7 +11,9 @@ _CHUNK_ROWS = 8192
 _CHUNK_TOKENS = 64
 
 
-def row_costs(errors: NDArray[np.float32], statistics: Statistics) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def row_costs(
+    errors: NDArray[np.float32], statistics: Statistics, rows: NDArray[np.int64] | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """What each row's error costs in the lookup and in the logits role, ``[rows]`` float32, nats per token.
 
     ``1/2 f e' G e`` and ``1/2 (s / sum s) e' (c H) e`` with the row's use f and s: see :func:`expected_lookups`.
@@ -19,6 +21,7 @@ def row_costs(errors: NDArray[np.float32], statistics: Statistics) -> tuple[NDAr
     Args:
         errors: original minus quantized table, ``[rows, columns]`` float32.
         statistics: of a full measurement.
+        rows: which rows of the table the errors belong to; None for all of them.
     """
     assert statistics.table is not None
     assert statistics.rows is not None
@@ -27,9 +30,26 @@ def row_costs(errors: NDArray[np.float32], statistics: Statistics) -> tuple[NDAr
         piece = slice(start, start + _CHUNK_ROWS)
         lookup[piece] = _quadratic(errors[piece], statistics.table.lookup)
         logits[piece] = _quadratic(errors[piece], statistics.table.logits)
-    spread = statistics.rows.spread
-    half = np.float32(0.5)
-    return lookup * expected_lookups(statistics.rows) * half, logits * (spread / spread.sum()) * half
+    half, chosen = np.float32(0.5), slice(None) if rows is None else rows
+    spread = statistics.rows.spread / statistics.rows.spread.sum()
+    return lookup * expected_lookups(statistics.rows)[chosen] * half, logits * spread[chosen] * half
+
+
+def matrix_cost(
+    errors: NDArray[np.float32], inputs: NDArray[np.float32], gradients: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """What each row's error costs in a matrix of the body, ``[rows]`` float32, nats per token.
+
+    ``1/2 g_r sum_c a_c e_rc^2``: inputs and output gradients are taken as independent, columns as uncorrelated (Martens
+    and Grosse 2015, K-FAC, of which this is the diagonal).
+
+    Args:
+        errors: original minus quantized rows, ``[rows, columns]``.
+        inputs: mean square of each input, ``[columns]``.
+        gradients: mean square of the loss gradient at each of these rows' outputs, ``[rows]``.
+    """
+    found: NDArray[np.float32] = np.square(errors) @ inputs * gradients * np.float32(0.5)
+    return found
 
 
 def expected_lookups(rows: RowUse) -> NDArray[np.float32]:

@@ -26,12 +26,13 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
     """
     import torch
 
-    sums: dict[str, Any] = {}
+    inputs_seen, gradients_seen = _Sums(), _Sums()
 
     def watch(name: str) -> Any:
         def hook(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            found = inputs[0].detach().reshape(-1, inputs[0].shape[-1]).double().square().sum(0)
-            sums[name] = found if name not in sums else sums[name].add_(found)
+            inputs_seen.add(name, inputs[0].detach())
+            if output.requires_grad and module is not model.module.get_output_embeddings():
+                output.register_hook(lambda gradient: gradients_seen.add(name, gradient))
 
         return hook
 
@@ -55,10 +56,24 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
         for handle in handles:
             handle.remove()
     tokens = int(sequences.ids.size)
-    means = {name: (total / tokens).float().numpy() for name, total in sums.items()}
+    means = inputs_seen.means(tokens)
     if meter is None:
         return Statistics(means, tokens)
-    return Statistics(means, tokens, meter.cost(), meter.use(), meter.sample())
+    return Statistics(means, tokens, gradients_seen.means(tokens), meter.cost(), meter.use(), meter.sample())
+
+
+class _Sums:
+    """Sums of squares by name, a column at a time, in float64."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Any] = {}
+
+    def add(self, name: str, values: Any) -> None:
+        found = values.reshape(-1, values.shape[-1]).double().square().sum(0)
+        self._totals[name] = found if name not in self._totals else self._totals[name].add_(found)
+
+    def means(self, tokens: int) -> dict[str, NDArray[np.float32]]:
+        return {name: (total / tokens).float().numpy() for name, total in self._totals.items()}
 
 
 class _TableMeter:

@@ -67,13 +67,16 @@ class Statistics:
     Attributes:
         second_moments: mean square of each input, by matrix name, ``[columns]`` float32.
         tokens: number of tokens behind them.
-        table: cost of the vocabulary table; like ``rows`` and ``sample`` only from a full measurement.
+        gradients: mean square of the loss gradient at each output, by matrix name, ``[rows]`` float32, nats squared
+            per unit squared; like what follows only from a full measurement.
+        table: cost of the vocabulary table.
         rows: how often each row is used.
         sample: single positions.
     """
 
     second_moments: dict[str, NDArray[np.float32]]
     tokens: int
+    gradients: dict[str, NDArray[np.float32]] = dataclasses.field(default_factory=dict)
     table: TableCost | None = None
     rows: RowUse | None = None
     sample: TokenSample | None = None
