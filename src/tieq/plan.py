@@ -120,8 +120,9 @@ def _block(scheme: str) -> int:
 
 
 def _check_formats(name: str, scheme: str, formats: tuple[str, ...]) -> None:
-    if {"onnx", "ort"} & set(formats) and scheme not in SCHEMES and scheme != "f16":
-        exact = ", ".join([*SCHEMES, "f16"])
+    held = [*(name for name, geometry in SCHEMES.items() if geometry.onnx), "f16"]
+    if {"onnx", "ort"} & set(formats) and scheme not in held:
+        exact = ", ".join(held)
         raise RefusedError(
             f"ONNX operators cannot hold {scheme}.",
             where=name,

@@ -1,8 +1,9 @@
 """Write golden.json: block bytes encoded and decoded by implementations other than tieq's codecs.
 
-Q4_0 and Q8_0 are encoded and decoded by gguf-py. gguf-py has no Q2_0, so those blocks are encoded and decoded by the
-ggml library. The weights are levels times a scale, chosen so that each encoder finds exactly that scale:
+Q4_0 and Q8_0 are encoded and decoded by gguf-py, the others by the ggml library (gguf-py has no Q2_0). The weights are
+levels times a scale, chosen so that each encoder finds exactly that scale:
 
+- ggml's Q5_0 scale is the weight of largest magnitude over -16, so every block holds the level -16;
 - gguf-py's Q4_0 scale is the weight of largest magnitude over -8, so every block holds the level -8 (and zero is -0);
 - gguf-py's Q8_0 scale is the largest magnitude over 127, so every block holds 127 or -127 and a positive scale;
 - ggml's Q2_0 scale is the largest magnitude, and it uses three of the four levels, so every block holds 1 or -1.
@@ -24,21 +25,27 @@ from tieq.codecs import ggml
 
 GOLDEN = Path(__file__).with_name("golden.json")
 # Scheme: weights in a block, lowest and highest level, the level that every block must hold, sign of the scales.
-SHAPES = {"q4_0": (32, -8, 7, -8, 0), "q8_0": (32, -127, 127, 127, 1), "q2_0": (64, -1, 1, 1, -1)}
+SHAPES = {
+    "q4_0": (32, -8, 7, -8, 0),
+    "q5_0": (32, -16, 15, -16, 0),
+    "q8_0": (32, -127, 127, 127, 1),
+    "q2_0": (64, -1, 1, 1, -1),
+}
+WITH_GGML = ("q5_0", "q2_0")
 # All exact in fp16: ordinary, the smallest subnormal, a subnormal, the largest, zero.
 SCALES = (0.75, 0.0103302001953125, 2.0**-24, 2.0**-20, 0.0, 65504.0)
 
 
 def encode(scheme: str, weights: np.ndarray) -> np.ndarray:
     """Rows of bytes by the independent implementation."""
-    if scheme == "q2_0":
+    if scheme in WITH_GGML:
         return ggml.encode(weights, scheme)
     return gguf.quants.quantize(weights, gguf.GGMLQuantizationType[scheme.upper()])
 
 
 def decode(scheme: str, rows: np.ndarray) -> np.ndarray:
     """Float32 values by the independent implementation."""
-    if scheme == "q2_0":
+    if scheme in WITH_GGML:
         return ggml.decode(rows, scheme)
     return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[scheme.upper()])
 

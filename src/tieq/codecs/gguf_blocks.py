@@ -21,15 +21,51 @@ def _split(rows: Bytes, block_bytes: int) -> tuple[Half, Bytes]:
     return scales.astype(np.float16), blocks[..., 2:]
 
 
+def _nibbles(codes: Bytes) -> Bytes:
+    """32 codes of four bits in 16 bytes: byte j holds code j in its low and code j + 16 in its high nibble."""
+    packed: Bytes = codes[..., :16] | (codes[..., 16:] << np.uint8(4))
+    return packed
+
+
+def _from_nibbles(payload: Bytes) -> Bytes:
+    return np.concatenate([payload & np.uint8(15), payload >> np.uint8(4)], axis=-1)
+
+
+def _fives(codes: Bytes) -> Bytes:
+    """32 codes of five bits in 20 bytes: the fifth bits, the first in the lowest bit, then the nibbles."""
+    fifth = np.packbits(codes >> np.uint8(4), axis=-1, bitorder="little")
+    return np.concatenate([fifth, _nibbles(codes & np.uint8(15))], axis=-1)
+
+
+def _from_fives(payload: Bytes) -> Bytes:
+    fifth = np.unpackbits(payload[..., :4], axis=-1, bitorder="little")
+    codes: Bytes = _from_nibbles(payload[..., 4:]) | (fifth << np.uint8(4))
+    return codes
+
+
 def pack_q4_0(codes: Bytes, scales: Half) -> Bytes:
-    """Q4_0: fp16 scale, then 16 bytes; byte j holds code j in its low and code j + 16 in its high nibble."""
-    return _join(scales, codes[..., :16] | (codes[..., 16:] << np.uint8(4)))
+    """Q4_0: fp16 scale, then 16 bytes of nibbles."""
+    return _join(scales, _nibbles(codes))
 
 
 def unpack_q4_0(rows: Bytes) -> tuple[Bytes, Half]:
     """Inverse of :func:`pack_q4_0`: codes ``[rows, blocks, 32]`` and scales ``[rows, blocks]``."""
     scales, payload = _split(rows, 18)
-    return np.concatenate([payload & np.uint8(15), payload >> np.uint8(4)], axis=-1), scales
+    return _from_nibbles(payload), scales
+
+
+def pack_q5_0(codes: Bytes, scales: Half) -> Bytes:
+    """Q5_0: fp16 scale, 4 bytes of fifth bits, then the low four bits as in Q4_0.
+
+    Bit j of the 4 bytes, read as a little-endian integer, is the fifth bit of code j.
+    """
+    return _join(scales, _fives(codes))
+
+
+def unpack_q5_0(rows: Bytes) -> tuple[Bytes, Half]:
+    """Inverse of :func:`pack_q5_0`: codes ``[rows, blocks, 32]`` and scales ``[rows, blocks]``."""
+    scales, payload = _split(rows, 22)
+    return _from_fives(payload), scales
 
 
 def pack_q8_0(codes: Bytes, scales: Half) -> Bytes:

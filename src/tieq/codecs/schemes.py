@@ -1,9 +1,9 @@
-"""Geometry of the integer block schemes that ONNX and GGUF hold with the same codes and scales.
+"""Geometry of the integer block schemes, and which containers hold each with the same codes and scales.
 
 A scheme stores blocks of ``block`` weights along a row as unsigned codes and one fp16 scale a block:
 ``w = (code - zero_point) * scale``. Adding a scheme takes one row here and two pure packing functions.
-Sources: ggml's ``block_q4_0``, ``block_q8_0`` and ``block_q2_0``; ONNX Runtime contrib operators MatMulNBits and
-GatherBlockQuantized (default zero point ``2 ** (bits - 1)``).
+Sources: ggml's ``block_q4_0``, ``block_q5_0``, ``block_q8_0`` and ``block_q2_0``; ONNX Runtime contrib operators
+MatMulNBits and GatherBlockQuantized (default zero point ``2 ** (bits - 1)``).
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ class Scheme:
         return 1 << (self.bits - 1)
 
     @property
+    def onnx(self) -> bool:
+        """Whether ONNX holds the scheme as well as GGUF: its operators take codes of 2, 4 and 8 bits."""
+        return self.bits in (2, 4, 8)
+
+    @property
     def bits_per_weight(self) -> float:
         """Bits per weight with fp16 scales, as in GGUF and the quantized checkpoint."""
         return self.bits + 16 / self.block
@@ -67,6 +72,7 @@ SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme("q4_0", 4, 32, (0, 15), 2, gguf_blocks.pack_q4_0, gguf_blocks.unpack_q4_0),
+        Scheme("q5_0", 5, 32, (0, 31), 6, gguf_blocks.pack_q5_0, gguf_blocks.unpack_q5_0),
         # llama.cpp never stores -128; leaving code 0 out keeps the two containers equal.
         Scheme("q8_0", 8, 32, (1, 255), 8, gguf_blocks.pack_q8_0, gguf_blocks.unpack_q8_0),
         Scheme("q2_0", 2, 64, (0, 3), 42, gguf_blocks.pack_q2_0, gguf_blocks.unpack_q2_0),
@@ -85,9 +91,9 @@ def dequantize(codes: Codes, scales: Scales, scheme: Scheme) -> NDArray[np.float
 def pack_codes(codes: Codes, bits: int) -> NDArray[np.uint8]:
     """Pack codes of 2, 4 or 8 bits along the last axis, the first code in the lowest bits (ONNX order).
 
-    ``[..., n]`` uint8 becomes ``[..., n * bits / 8]`` uint8.
+    ``[..., n]`` uint8 becomes ``[..., n * bits / 8]`` uint8. Codes whose bits do not divide a byte stay one a byte.
     """
-    per_byte = 8 // bits
+    per_byte = 1 if 8 % bits else 8 // bits
     lanes = codes.reshape(*codes.shape[:-1], -1, per_byte)
     packed: NDArray[np.uint8] = lanes[..., 0].copy()
     for lane in range(1, per_byte):
@@ -97,6 +103,7 @@ def pack_codes(codes: Codes, bits: int) -> NDArray[np.uint8]:
 
 def unpack_codes(packed: NDArray[np.uint8], bits: int) -> Codes:
     """Inverse of :func:`pack_codes`."""
+    bits = 8 if 8 % bits else bits
     mask = np.uint8((1 << bits) - 1)
     lanes = [(packed >> np.uint8(shift)) & mask for shift in range(0, 8, bits)]
     codes: Codes = np.stack(lanes, axis=-1).reshape(*packed.shape[:-1], -1)

@@ -20,6 +20,7 @@ from tieq.solve.grid import Blocks, as_blocks, clip_to_reach, inverse, round_to_
 LANDINGS: dict[int, NDArray[np.float32]] = {
     2: np.append(np.linspace(0.4, 1.4, 15, dtype=np.float32), np.float32(1)),
     4: np.append(np.linspace(0.74, 1.1, 13, dtype=np.float32), np.float32(1)),
+    5: np.append(np.linspace(0.8, 1.1, 13, dtype=np.float32), np.float32(1)),
     8: np.array([1.0], dtype=np.float32),
 }
 # Rows are taken in pieces that stay in the processor's cache; results do not depend on the piece size.
