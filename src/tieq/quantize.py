@@ -1,7 +1,8 @@
 """Plan and weights to the quantized checkpoint: codes, scales and float tensors, independent of any container.
 
 ``quantized.safetensors`` holds, per planned matrix in ``[rows = outputs, columns = inputs]`` order: ``NAME.codes``
-uint8 ``[rows, blocks, bytes]`` (ONNX bit order) and ``NAME.scales`` fp16 ``[rows, blocks]`` for the integer schemes,
+uint8 ``[rows, blocks, bytes]`` (ONNX bit order; five bits take a byte) and ``NAME.scales`` fp16 ``[rows, blocks]``
+(affine: ``[rows, blocks, 2]`` with the minima) for the integer schemes,
 ``NAME.ggml`` uint8 ``[rows, row_bytes]`` for other ggml types, ``NAME`` fp16 for casts; every other tensor of the
 model as float32 under its own name. The scheme of each stands in the metadata key ``tieq``.
 """

@@ -18,7 +18,8 @@ def test_geometry_agrees_with_ggml_and_gguf_py(scheme) -> None:
 
 
 def test_bits_per_weight_hold_the_scales() -> None:
-    # One fp16 scale a block: 4 + 16/32, 5 + 16/32, 8 + 16/32, 2 + 16/64.
+    # One fp16 scale a block: 4 + 16/32, 5 + 16/32, 8 + 16/32, 2 + 16/64; a minimum takes as much again.
+    assert [SCHEMES[name].bits_per_weight for name in ("q4_1", "q5_1")] == [5.0, 6.0]
     assert [SCHEMES[name].bits_per_weight for name in ("q4_0", "q5_0", "q8_0", "q2_0")] == [4.5, 5.5, 8.5, 2.25]
 
 
@@ -43,6 +44,16 @@ def test_dequantize_is_level_times_scale_row_by_row() -> None:
     values = dequantize(codes, np.array([[1, 1], [0.5, -0.25]], np.float16), SCHEMES["q4_0"])
     expected = np.zeros((2, 64), np.float32)
     expected[1, 3], expected[1, 32] = 7 * 0.5, -8 * -0.25
+    assert values.dtype == np.float32
+    assert np.array_equal(values, expected)
+
+
+def test_dequantize_is_code_times_scale_plus_minimum_in_an_affine_scheme() -> None:
+    codes = np.zeros((1, 2, 32), np.uint8)
+    codes[0, 0, 3], codes[0, 1, 0] = 15, 4
+    values = dequantize(codes, np.array([[[2, -1], [-0.5, 8]]], np.float16), SCHEMES["q4_1"])
+    expected = np.repeat(np.array([[-1, 8]], np.float32), 32, axis=1)
+    expected[0, 3], expected[0, 32] = 15 * 2 - 1, 4 * -0.5 + 8
     assert values.dtype == np.float32
     assert np.array_equal(values, expected)
 

@@ -10,15 +10,16 @@ Half = NDArray[np.float16]
 
 
 def _join(scales: Half, payload: Bytes) -> Bytes:
-    """Put each block's fp16 scale before its payload: ``[rows, blocks, 2 + n]``, flattened to rows of bytes."""
-    head = np.ascontiguousarray(scales, dtype="<f2")[..., None].view(np.uint8)
-    return np.concatenate([head, payload], axis=-1).reshape(scales.shape[0], -1)
+    """Put each block's fp16 numbers before its payload ``[rows, blocks, n]``; flattened to rows of bytes."""
+    head = np.ascontiguousarray(scales, dtype="<f2").reshape(*payload.shape[:2], -1).view(np.uint8)
+    return np.concatenate([head, payload], axis=-1).reshape(len(payload), -1)
 
 
-def _split(rows: Bytes, block_bytes: int) -> tuple[Half, Bytes]:
+def _split(rows: Bytes, block_bytes: int, halves: int = 1) -> tuple[Half, Bytes]:
+    """Inverse of :func:`_join`: scales ``[rows, blocks]``, or ``[rows, blocks, halves]`` for more than one."""
     blocks = rows.reshape(rows.shape[0], -1, block_bytes)
-    scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0]
-    return scales.astype(np.float16), blocks[..., 2:]
+    scales = np.ascontiguousarray(blocks[..., : 2 * halves]).view("<f2").astype(np.float16)
+    return (scales if halves > 1 else scales[..., 0]), blocks[..., 2 * halves :]
 
 
 def _nibbles(codes: Bytes) -> Bytes:
@@ -54,6 +55,17 @@ def unpack_q4_0(rows: Bytes) -> tuple[Bytes, Half]:
     return _from_nibbles(payload), scales
 
 
+def pack_q4_1(codes: Bytes, scales: Half) -> Bytes:
+    """Q4_1: fp16 scale, fp16 minimum (scales ``[rows, blocks, 2]``), then the nibbles of Q4_0."""
+    return _join(scales, _nibbles(codes))
+
+
+def unpack_q4_1(rows: Bytes) -> tuple[Bytes, Half]:
+    """Inverse of :func:`pack_q4_1`: codes ``[rows, blocks, 32]``, scales and minima ``[rows, blocks, 2]``."""
+    scales, payload = _split(rows, 20, 2)
+    return _from_nibbles(payload), scales
+
+
 def pack_q5_0(codes: Bytes, scales: Half) -> Bytes:
     """Q5_0: fp16 scale, 4 bytes of fifth bits, then the low four bits as in Q4_0.
 
@@ -65,6 +77,17 @@ def pack_q5_0(codes: Bytes, scales: Half) -> Bytes:
 def unpack_q5_0(rows: Bytes) -> tuple[Bytes, Half]:
     """Inverse of :func:`pack_q5_0`: codes ``[rows, blocks, 32]`` and scales ``[rows, blocks]``."""
     scales, payload = _split(rows, 22)
+    return _from_fives(payload), scales
+
+
+def pack_q5_1(codes: Bytes, scales: Half) -> Bytes:
+    """Q5_1: fp16 scale, fp16 minimum (scales ``[rows, blocks, 2]``), then fifth bits and nibbles as in Q5_0."""
+    return _join(scales, _fives(codes))
+
+
+def unpack_q5_1(rows: Bytes) -> tuple[Bytes, Half]:
+    """Inverse of :func:`pack_q5_1`: codes ``[rows, blocks, 32]``, scales and minima ``[rows, blocks, 2]``."""
+    scales, payload = _split(rows, 24, 2)
     return _from_fives(payload), scales
 
 

@@ -23,7 +23,8 @@ class Solver(Protocol):
             matrix ``[columns, columns]``, of which a solver that knows no better uses the diagonal; or None.
 
     Returns:
-        codes ``[rows, blocks, block]`` uint8 and scales ``[rows, blocks]`` float16.
+        codes ``[rows, blocks, block]`` uint8 and scales float16: ``[rows, blocks]``, or for an affine scheme
+        ``[rows, blocks, 2]`` with the minima.
     """
 
     def __call__(
