@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from tieq.calibrate import Statistics, usable_importance
 from tieq.codecs import ggml
+from tieq.codecs.k_quants import LAYOUTS
 from tieq.codecs.schemes import SCHEMES, dequantize, pack_codes
 from tieq.errors import RefusedError, TieqError
 from tieq.plan import Plan
@@ -101,6 +102,22 @@ def test_other_ggml_types_hold_the_librarys_bytes(scheme: str, quantized: Maker)
     assert np.array_equal(found.ggml_rows(BODY), expected)
     assert np.array_equal(found.decode(BODY), ggml.decode(expected, scheme))
     assert found.ggml_rows(BODY).nbytes * 8 / weights().size == ggml.bits_per_weight(scheme)
+
+
+@pytest.mark.parametrize("scheme", LAYOUTS)
+def test_the_full_solver_keeps_ggmls_scales_and_finds_cheaper_codes(scheme: str, quantized: Maker) -> None:
+    random = np.random.default_rng(3)
+    inputs = random.standard_normal((1024, COLUMNS)) @ random.standard_normal((COLUMNS, COLUMNS))
+    moment = (inputs.T @ inputs / 1024).astype(np.float32)
+    statistics = Statistics({BODY: moment}, tokens=1024)
+    found = quantized({BODY: weights()}, [decision(BODY, scheme, solver="hessian")], statistics=statistics)
+    cost = statistics.importance(BODY, "body", HEAD)
+    assert cost is not None
+    rows = ggml.encode(weights(), scheme, np.ascontiguousarray(cost.diagonal()))
+    assert all(map(np.array_equal, LAYOUTS[scheme].scales(found.ggml_rows(BODY)), LAYOUTS[scheme].scales(rows)))
+    errors = [weights().astype(np.float64) - decoded for decoded in (found.decode(BODY), ggml.decode(rows, scheme))]
+    ours, theirs = (np.einsum("ri,ij,rj->", error, cost, error) for error in errors)
+    assert ours < 0.9 * theirs
 
 
 def test_f16_is_a_cast_that_saturates(quantized: Maker) -> None:

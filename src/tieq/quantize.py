@@ -23,7 +23,7 @@ from tieq.errors import RefusedError, TieqError
 from tieq.plan import Plan
 from tieq.progress import counter
 from tieq.records import Decision
-from tieq.solve import SOLVERS
+from tieq.solve import SOLVERS, encode_under_cost
 from tieq.source.base import ModelSource
 
 FORMAT_VERSION = 1
@@ -95,6 +95,8 @@ def _encode(
     if scheme == "f16":
         limit = np.finfo(np.float16).max
         return {name: np.clip(weights, -limit, limit).astype(np.float16)}
+    if decision.solver == "hessian":
+        return {f"{name}.ggml": encode_under_cost(weights, scheme, importance)}
     if importance is not None and importance.ndim == 2:
         importance = np.ascontiguousarray(importance.diagonal())
     return {f"{name}.ggml": ggml.encode(weights, scheme, importance)}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tieq.codecs.schemes import Codes, Scales, Scheme
 from tieq.solve.error_feedback import hessian
+from tieq.solve.fixed_scales import encode_under_cost
 from tieq.solve.nearest import nearest
 from tieq.solve.scale_search import scale_search
 
@@ -33,5 +34,7 @@ class Solver(Protocol):
         """Round the weights to the scheme's grid."""
         ...
 
+
+__all__ = ["SOLVERS", "Solver", "encode_under_cost"]
 
 SOLVERS: dict[str, Solver] = {"nearest": nearest, "scale-search": scale_search, "hessian": hessian}

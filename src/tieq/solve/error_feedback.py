@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import os
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,6 @@ from tieq.solve.grid import as_blocks, reach
 from tieq.solve.scale_search import LANDINGS, TRIMS
 
 _SWEEPS = 3
-_PIECE_ROWS = 512
 
 
 def hessian(
@@ -57,7 +57,7 @@ class Grid:
         levels: whole numbers of int8's range in ascending order, float32.
         width: columns that share a scale.
         reach: largest magnitude that the grid has.
-        shapes: ``[candidates, 2]`` scales to try in each block, see :func:`tieq.solve.kernels.solve_rows`; none where
+        shapes: ``[candidates, 2]`` scales to try in each block, see :func:`tieq.solve.kernels.solve_tile`; none where
             the scales are given.
         affine: whether blocks have minima.
         refits: whether the descent may fit the scales anew, as fp16 numbers.
@@ -65,7 +65,7 @@ class Grid:
 
     levels: NDArray[np.float32]
     width: int
-    reach: np.float32
+    reach: float
     shapes: NDArray[np.float32]
     affine: bool
     refits: bool
@@ -86,25 +86,33 @@ def solve_grid(
     Raises:
         ValueError: if the cost matrix is not positive definite.
     """
-    from tieq.solve.kernels import solve_rows
+    from tieq.solve.kernels import TILE, solve_tile
 
     rows, columns = weights.shape
     matrix = _as_matrix(importance, columns)
     factor, cost = _feedback_factor(matrix), matrix.astype(np.float32)
     steps = np.empty(weights.shape, dtype=np.int8)
-    # Nothing to compare with: an array without rows.
-    others = np.empty((0, columns), dtype=np.int8) if starts is None else starts
 
-    def solve(start: int) -> None:
-        piece = slice(start, start + _PIECE_ROWS)
-        clipped = np.ascontiguousarray(np.clip(weights[piece], -grid.reach, grid.reach))
-        solve_rows(
-            clipped, factor, cost, grid.levels, grid.width, grid.shapes, grid.affine, grid.refits, _SWEEPS,
-            others[piece], steps[piece], scales[piece], minima[piece],
+    def tile(values: NDArray[Any]) -> NDArray[np.float32]:
+        """Rows ``[count, n]`` as ``[n, TILE]`` float32, with rows of zeros to fill it."""
+        filled = np.zeros((values.shape[1], TILE), dtype=np.float32)
+        filled[:, : len(values)] = values.T
+        return filled
+
+    def solve(first: int) -> None:
+        piece = slice(first, first + TILE)
+        wanted = tile(np.clip(weights[piece], -grid.reach, grid.reach))
+        step, scale, minimum = np.empty_like(wanted), tile(scales[piece]), tile(minima[piece])
+        start = wanted[:0] if starts is None else tile(starts[piece])
+        solve_tile(
+            wanted, factor, cost, grid.levels, grid.width, grid.shapes, grid.affine, grid.refits, _SWEEPS,
+            start, step, scale, minimum,
         )  # fmt: skip
+        for whole, part in ((steps, step), (scales, scale), (minima, minimum)):
+            whole[piece] = part.T[: rows - first]
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(solve, range(0, rows, _PIECE_ROWS)))
+        list(pool.map(solve, range(0, rows, TILE)))
     return steps
 
 

@@ -23,11 +23,11 @@ def signed_extreme(blocks: Blocks) -> NDArray[np.float32]:
     return np.take_along_axis(blocks, at, axis=-1)[..., 0]
 
 
-def reach(scheme: Scheme) -> np.float32:
+def reach(scheme: Scheme) -> float:
     """Largest magnitude that the largest fp16 scale (and minimum) can reach."""
     low, high = scheme.code_range
     steps = max(high - scheme.zero_point, scheme.zero_point - low) + scheme.affine
-    return np.float32(HALF_MAX * steps)
+    return float(HALF_MAX) * steps
 
 
 def clip_to_reach(blocks: Blocks, scheme: Scheme) -> Blocks:

@@ -28,60 +28,31 @@ def half(value):
 
 
 @compiled
-def solve_rows(rows, factor, cost, levels, width, shapes, affine, refits, sweeps, starts, steps, scales, minima):
-    """Solve rows ``[count, columns]``: first pass with feedback, then coordinate descent.
+def solve_tile(weights, factor, cost, levels, width, shapes, affine, refits, sweeps, start, step, scale, minimum):
+    """Solve a tile of rows ``weights`` ``[columns, TILE]``: first pass with feedback, then coordinate descent.
 
     ``levels`` are the grid in ascending order, whole numbers; ``width`` the columns of a block. ``shapes``
     ``[candidates, 2]`` are the scales to try in each block: where its extreme weight lands (first number), or, if
-    ``affine``, the shares of its range cut off below and above. Without any, ``scales`` and ``minima``
-    ``[count, blocks]`` are given, and so may be ``starts`` ``[count, columns]`` int8: levels for the descent to start
-    from where they cost a row less than the first pass. ``refits`` lets the descent fit fp16 scales anew.
+    ``affine``, the shares of its range cut off below and above. Without any, ``scale`` and ``minimum``
+    ``[blocks, TILE]`` are given, and so may be ``start`` ``[columns, TILE]``: levels for the descent to start from
+    where they cost a row less than the first pass. ``refits`` lets the descent fit fp16 scales anew.
 
-    Fills ``steps`` ``[count, columns]`` int8 (levels), and ``scales`` and ``minima`` (fp16 values in float32).
+    Fills ``step`` ``[columns, TILE]`` (levels), and ``scale`` and ``minimum`` (fp16 values, where not given).
     """
-    columns, blocks = rows.shape[1], scales.shape[1]
-    weights = np.empty((columns, TILE), np.float32)
-    current, step, error, slope = weights.copy(), weights.copy(), weights.copy(), weights.copy()
-    scale, minimum = np.empty((blocks, TILE), np.float32), np.empty((blocks, TILE), np.float32)
-    for first in range(0, rows.shape[0], TILE):
-        load(rows[first : first + TILE], weights)
-        load(scales[first : first + TILE], scale)
-        load(minima[first : first + TILE], minimum)
-        current[:] = weights
-        first_pass(current, factor, levels, width, shapes, affine, step, scale, minimum)
-        measure(weights, step, scale, minimum, width, cost, error, slope)
-        if starts.shape[0]:
-            load(starts[first : first + TILE], current)
-            take_cheaper(weights, current, scale, minimum, width, cost, step, error, slope)
-        for _ in range(sweeps):
-            for start in range(0, columns, width):
-                descend(error, slope, cost, levels, start, width, affine, refits, step, scale, minimum)
-        store(step, steps[first : first + TILE])
-        store(scale, scales[first : first + TILE])
-        store(minimum, minima[first : first + TILE])
+    error, slope = np.empty_like(weights), np.empty_like(weights)
+    first_pass(weights.copy(), factor, levels, width, shapes, affine, step, scale, minimum)
+    measure(weights, step, scale, minimum, width, cost, error, slope)
+    if start.shape[0]:
+        take_cheaper(weights, start, scale, minimum, width, cost, step, error, slope)
+    for _ in range(sweeps):
+        for first in range(0, weights.shape[0], width):
+            descend(error, slope, cost, levels, first, width, affine, refits, step, scale, minimum)
 
 
 @compiled
 def zeros():
     """A number a row."""
     return np.zeros(TILE, np.float32)
-
-
-@compiled
-def load(rows, tile):
-    """Rows ``[count, n]`` into a tile ``[n, TILE]``; what is left of it becomes zero."""
-    tile[:] = 0
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            tile[column, row] = rows[row, column]
-
-
-@compiled
-def store(tile, rows):
-    """The inverse of :func:`load`."""
-    for row in range(rows.shape[0]):
-        for column in range(rows.shape[1]):
-            rows[row, column] = tile[column, row]
 
 
 @compiled
