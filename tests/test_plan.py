@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tieq.codecs import ggml
+from tieq.codecs.schemes import SCHEMES
 from tieq.errors import RefusedError
 from tieq.plan import Plan, make_plan
 from tieq.recipe import Precision, Recipe, recipe_for_bits
@@ -114,7 +115,7 @@ def test_each_matrix_falls_back_by_its_own_columns() -> None:
     assert [d.scheme for d in made.decisions] == ["q6_k", "q8_0", "q6_k", "f16"]
 
 
-@pytest.mark.parametrize("scheme", ["q3_k", "q4_k", "q6_k", "q5_0", "iq4_xs", "mxfp4", "bf16", "q1_0"])
+@pytest.mark.parametrize("scheme", ["q3_k", "q4_k", "q6_k", "q4_1", "q5_0", "q5_1", "iq4_xs", "mxfp4", "bf16", "q1_0"])
 @pytest.mark.parametrize("formats", [("onnx",), BOTH, ("ort",)])
 def test_a_scheme_that_only_gguf_holds_is_refused_for_onnx(scheme: str, formats: tuple[str, ...]) -> None:
     match = rf"ONNX operators cannot hold {scheme}\. Use one of q4_0, q8_0, q2_0, f16 .*`--format gguf` only"
@@ -143,6 +144,22 @@ def test_a_fallback_that_onnx_cannot_hold_is_refused_too() -> None:
 def test_the_solver_of_a_recipe_is_for_the_integer_schemes(scheme: str, solver: str) -> None:
     made = plan(Recipe(table=Precision(scheme=scheme, solver="nearest")))
     assert made[TABLE].solver == solver
+
+
+@pytest.mark.parametrize(
+    ("scheme", "solver"),
+    [
+        ("q4_0", "hessian"), ("q5_0", "hessian"), ("q4_1", "hessian"), ("q3_k", "hessian"), ("q6_k", "hessian"),
+        ("iq4_nl", "hessian"), ("iq3_s", "ggml"), ("mxfp4", "ggml"), ("f16", "cast"),
+    ],
+)  # fmt: skip
+def test_best_effort_solves_every_scheme_whose_codes_can_be_exchanged(scheme: str, solver: str) -> None:
+    precision = Precision(scheme=scheme)
+    made = plan(Recipe(table=precision, body=precision, effort="best"))
+    assert {decision.solver for decision in made.decisions} == {solver}
+    quick = plan(Recipe(table=precision, body=precision, effort="quick"))
+    expected = {"hessian": "scale-search" if scheme in SCHEMES else "ggml"}.get(solver, solver)
+    assert {decision.solver for decision in quick.decisions} == {expected}
 
 
 @pytest.mark.parametrize("role", ["table", "body"])

@@ -6,9 +6,10 @@ import dataclasses
 from typing import Any
 
 from tieq.codecs import ggml
+from tieq.codecs.k_quants import LAYOUTS
 from tieq.codecs.schemes import SCHEMES
 from tieq.errors import RefusedError
-from tieq.recipe import SOLVER_BY_EFFORT, Precision, Recipe
+from tieq.recipe import SOLVER_BY_EFFORT, Precision, Recipe, Solver
 from tieq.records import Decision, TieGraph
 from tieq.source.reference import Inventory
 
@@ -96,12 +97,17 @@ def _decide(
         why = f"{columns} columns are not divisible by {_block(scheme)}"
         reason = f"fallback from {scheme}: {why}"
     _check_formats(name, chosen, formats)
-    solver: str
-    if chosen in SCHEMES:
-        solver, bits = wish.solver or SOLVER_BY_EFFORT[recipe.effort], SCHEMES[chosen].bits_per_weight
-    else:
-        solver, bits = ("cast" if chosen == "f16" else "ggml"), ggml.bits_per_weight(chosen)
+    bits = SCHEMES[chosen].bits_per_weight if chosen in SCHEMES else ggml.bits_per_weight(chosen)
+    solver = _solver(chosen, wish.solver or SOLVER_BY_EFFORT[recipe.effort])
     return Decision(name, name, role, rows, columns, chosen, solver, bits, reason)
+
+
+def _solver(scheme: str, wish: Solver) -> str:
+    """Who rounds: the wished solver where it can, else ggml's own encoder."""
+    if scheme == "f16":
+        return "cast"
+    # Under ggml's compressed scales, only the full cost has more to say than ggml's encoder.
+    return wish if scheme in SCHEMES or (scheme in LAYOUTS and wish == "hessian") else "ggml"
 
 
 def _check_importance(decision: Decision, calibrated: bool) -> None:
@@ -120,8 +126,9 @@ def _block(scheme: str) -> int:
 
 
 def _check_formats(name: str, scheme: str, formats: tuple[str, ...]) -> None:
-    if {"onnx", "ort"} & set(formats) and scheme not in SCHEMES and scheme != "f16":
-        exact = ", ".join([*SCHEMES, "f16"])
+    held = [*(name for name, geometry in SCHEMES.items() if geometry.onnx), "f16"]
+    if {"onnx", "ort"} & set(formats) and scheme not in held:
+        exact = ", ".join(held)
         raise RefusedError(
             f"ONNX operators cannot hold {scheme}.",
             where=name,

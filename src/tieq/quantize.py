@@ -1,7 +1,8 @@
 """Plan and weights to the quantized checkpoint: codes, scales and float tensors, independent of any container.
 
 ``quantized.safetensors`` holds, per planned matrix in ``[rows = outputs, columns = inputs]`` order: ``NAME.codes``
-uint8 ``[rows, blocks, bytes]`` (ONNX bit order) and ``NAME.scales`` fp16 ``[rows, blocks]`` for the integer schemes,
+uint8 ``[rows, blocks, bytes]`` (ONNX bit order; five bits take a byte) and ``NAME.scales`` fp16 ``[rows, blocks]``
+(affine: ``[rows, blocks, 2]`` with the minima) for the integer schemes,
 ``NAME.ggml`` uint8 ``[rows, row_bytes]`` for other ggml types, ``NAME`` fp16 for casts; every other tensor of the
 model as float32 under its own name. The scheme of each stands in the metadata key ``tieq``.
 """
@@ -25,7 +26,7 @@ from tieq.plan import Plan
 from tieq.progress import counter, stage
 from tieq.records import Decision
 from tieq.sequential import solve_body
-from tieq.solve import SOLVERS
+from tieq.solve import SOLVERS, encode_under_cost
 from tieq.source.base import ModelSource
 from tieq.source.reference import ReferenceModel
 
@@ -162,6 +163,8 @@ def _encode(
     if scheme == "f16":
         limit = np.finfo(np.float16).max
         return {name: np.clip(weights, -limit, limit).astype(np.float16)}
+    if decision.solver == "hessian":
+        return {f"{name}.ggml": encode_under_cost(weights, scheme, importance)}
     if importance is not None and importance.ndim == 2:
         importance = np.ascontiguousarray(importance.diagonal())
     return {f"{name}.ggml": ggml.encode(weights, scheme, importance)}

@@ -18,12 +18,12 @@ SCALES = np.array([1, -1, 0.0, -0.0, 2.0**-24, -(2.0**-24), 3e-6, 65504, -65504,
 
 
 def random_blocks(name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Codes over the whole range that the layout can hold, 40 rows of 5 blocks, and hostile scales."""
+    """Codes over the whole range that the layout can hold, 40 rows of 5 blocks, and hostile scales (and minima)."""
     random = np.random.default_rng(0)
     scheme = SCHEMES[name]
     codes = random.integers(0, 1 << scheme.bits, (40, 5, scheme.block)).astype(np.uint8)
     codes[0], codes[1] = 0, (1 << scheme.bits) - 1
-    return codes, random.choice(SCALES, (40, 5))
+    return codes, random.choice(SCALES, (40, 5, 2) if scheme.affine else (40, 5))
 
 
 def bits(values: np.ndarray) -> np.ndarray:
@@ -71,6 +71,24 @@ def test_q4_0_block_written_by_hand() -> None:
     assert rows.tobytes().hex() == "0038" + "f0e1d2c3b4a5968778695a4b3c2d1e0f"
 
 
+def test_q5_0_block_written_by_hand() -> None:
+    # Scale 0.5 as above. Codes 0..31: byte j has the low bits of j, j, in its low and those of j + 16, j again, in its
+    # high nibble. The fifth bits are 0 for codes 0 to 15 and 1 from 16 on: 16 bits of each, the first in the lowest.
+    codes = np.arange(32, dtype=np.uint8).reshape(1, 1, 32)
+    rows = SCHEMES["q5_0"].pack_gguf(codes, np.array([[0.5]], np.float16))
+    assert rows.tobytes().hex() == "0038" + "0000ffff" + "00112233445566778899aabbccddeeff"
+
+
+def test_affine_blocks_written_by_hand() -> None:
+    # Scale 0.5 and then minimum -2 (0xc000), then the payloads of Q4_0 and Q5_0.
+    scales = np.array([[[0.5, -2.0]]], np.float16)
+    codes = np.array([*range(16), *range(15, -1, -1)], np.uint8).reshape(1, 1, 32)
+    rows = SCHEMES["q4_1"].pack_gguf(codes, scales)
+    assert rows.tobytes().hex() == "003800c0" + "f0e1d2c3b4a5968778695a4b3c2d1e0f"
+    rows = SCHEMES["q5_1"].pack_gguf(np.arange(32, dtype=np.uint8).reshape(1, 1, 32), scales)
+    assert rows.tobytes().hex() == "003800c0" + "0000ffff" + "00112233445566778899aabbccddeeff"
+
+
 def test_q8_0_block_written_by_hand() -> None:
     # Scale -2 is 0xc000, little-endian 00 c0. Code - 128 as two's complement: 1 is -127 = 81, 128 is 0 = 00,
     # 255 is 127 = 7f, 127 is -1 = ff, 0 is -128 = 80, and 27 times 129 is 1 = 01.
@@ -113,7 +131,7 @@ def test_packing_leaves_its_inputs_alone(name: str) -> None:
     assert np.array_equal(scales.view(np.uint16), kept_scales.view(np.uint16))
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q8_0"])
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
 def test_dequantized_values_equal_those_of_gguf_py_bit_for_bit(name: str) -> None:
     codes, scales = random_blocks(name)
     rows = SCHEMES[name].pack_gguf(codes, scales)
@@ -121,7 +139,7 @@ def test_dequantized_values_equal_those_of_gguf_py_bit_for_bit(name: str) -> Non
     assert np.array_equal(bits(dequantize(codes, scales, SCHEMES[name])), bits(expected))
 
 
-@pytest.mark.parametrize("name", ["q4_0", "q8_0"])
+@pytest.mark.parametrize("name", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
 def test_dequantized_values_equal_those_of_ggml_bit_for_bit(name: str) -> None:
     codes, scales = random_blocks(name)
     decoded = ggml.decode(SCHEMES[name].pack_gguf(codes, scales), name)

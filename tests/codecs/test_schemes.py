@@ -18,8 +18,13 @@ def test_geometry_agrees_with_ggml_and_gguf_py(scheme) -> None:
 
 
 def test_bits_per_weight_hold_the_scales() -> None:
-    # One fp16 scale a block: 4 + 16/32, 8 + 16/32, 2 + 16/64.
-    assert [SCHEMES[name].bits_per_weight for name in ("q4_0", "q8_0", "q2_0")] == [4.5, 8.5, 2.25]
+    # One fp16 scale a block: 4 + 16/32, 5 + 16/32, 8 + 16/32, 2 + 16/64; a minimum takes as much again.
+    assert [SCHEMES[name].bits_per_weight for name in ("q4_1", "q5_1")] == [5.0, 6.0]
+    assert [SCHEMES[name].bits_per_weight for name in ("q4_0", "q5_0", "q8_0", "q2_0")] == [4.5, 5.5, 8.5, 2.25]
+
+
+def test_onnx_holds_the_schemes_of_its_operators_alone() -> None:
+    assert [name for name, scheme in SCHEMES.items() if scheme.onnx] == ["q4_0", "q8_0", "q2_0"]
 
 
 @pytest.mark.parametrize(("name", "columns", "blocks"), [("q4_0", 96, 3), ("q8_0", 0, 0), ("q2_0", 576, 9)])
@@ -43,6 +48,16 @@ def test_dequantize_is_level_times_scale_row_by_row() -> None:
     assert np.array_equal(values, expected)
 
 
+def test_dequantize_is_code_times_scale_plus_minimum_in_an_affine_scheme() -> None:
+    codes = np.zeros((1, 2, 32), np.uint8)
+    codes[0, 0, 3], codes[0, 1, 0] = 15, 4
+    values = dequantize(codes, np.array([[[2, -1], [-0.5, 8]]], np.float16), SCHEMES["q4_1"])
+    expected = np.repeat(np.array([[-1, 8]], np.float32), 32, axis=1)
+    expected[0, 3], expected[0, 32] = 15 * 2 - 1, 4 * -0.5 + 8
+    assert values.dtype == np.float32
+    assert np.array_equal(values, expected)
+
+
 # ONNX order: the first code in the lowest bits.
 @pytest.mark.parametrize(
     ("bits", "codes", "packed"),
@@ -52,6 +67,7 @@ def test_dequantize_is_level_times_scale_row_by_row() -> None:
         (4, [0xA, 0x3], [0x3A]),
         (4, [0xF, 0x0, 0x1, 0x8], [0x0F, 0x81]),
         (8, [0, 1, 128, 255], [0, 1, 128, 255]),
+        (5, [0, 31, 16], [0, 31, 16]),  # five bits divide no byte: one code a byte
     ],
 )
 def test_packed_codes_written_by_hand(bits: int, codes: list[int], packed: list[int]) -> None:
@@ -59,12 +75,12 @@ def test_packed_codes_written_by_hand(bits: int, codes: list[int], packed: list[
     assert unpack_codes(np.array(packed, np.uint8), bits).tolist() == codes
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 4, 5, 8])
 def test_unpacked_codes_are_the_packed_ones_and_the_input_is_kept(bits: int) -> None:
     codes = np.random.default_rng(0).integers(0, 1 << bits, (7, 3, 64)).astype(np.uint8)
     kept = codes.copy()
     packed = pack_codes(codes, bits)
-    assert packed.shape == (7, 3, 64 * bits // 8)
+    assert packed.shape == (7, 3, 64 if bits == 5 else 64 * bits // 8)
     assert np.array_equal(unpack_codes(packed, bits), kept)
     packed[...] = 0xFF
     assert np.array_equal(codes, kept)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tieq.codecs.schemes import Codes, Scales, Scheme
 from tieq.solve.error_feedback import hessian
+from tieq.solve.fixed_scales import encode_under_cost
 from tieq.solve.nearest import nearest
 from tieq.solve.scale_search import scale_search
 
@@ -23,7 +24,8 @@ class Solver(Protocol):
             matrix ``[columns, columns]``, of which a solver that knows no better uses the diagonal; or None.
 
     Returns:
-        codes ``[rows, blocks, block]`` uint8 and scales ``[rows, blocks]`` float16.
+        codes ``[rows, blocks, block]`` uint8 and scales float16: ``[rows, blocks]``, or for an affine scheme
+        ``[rows, blocks, 2]`` with the minima.
     """
 
     def __call__(
@@ -32,5 +34,7 @@ class Solver(Protocol):
         """Round the weights to the scheme's grid."""
         ...
 
+
+__all__ = ["SOLVERS", "Solver", "encode_under_cost"]
 
 SOLVERS: dict[str, Solver] = {"nearest": nearest, "scale-search": scale_search, "hessian": hessian}

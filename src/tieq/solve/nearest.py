@@ -1,4 +1,4 @@
-"""Round to nearest with the scale that llama.cpp's reference quantizers use: from the largest weight alone."""
+"""Round to nearest with the scale that llama.cpp's reference quantizers use: from the extreme weights alone."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq.codecs.schemes import Codes, Scales, Scheme
-from tieq.solve.grid import as_blocks, round_to_grid, signed_extreme, to_half
+from tieq.solve.grid import as_blocks, clip_to_reach, round_to_grid, signed_extreme, span_scales, to_half
 
 
 def nearest(
     weights: NDArray[np.float32], scheme: Scheme, importance: NDArray[np.float32] | None = None
 ) -> tuple[Codes, Scales]:
-    """Scale each block so that its largest weight lands on the end of the grid, then round; importance unused."""
+    """Scale each block so that its extreme weights land on the ends of the grid, then round; importance unused.
+
+    Symmetric schemes have one end for the largest weight; affine ones reach from the smallest to the largest.
+    """
     blocks = as_blocks(weights, scheme)
-    reach = scheme.code_range[0] - scheme.zero_point
-    scales = to_half(signed_extreme(blocks) / np.float32(reach))
+    if scheme.affine:
+        blocks = clip_to_reach(blocks, scheme)
+        scales = span_scales(blocks, scheme)
+    else:
+        scales = to_half(signed_extreme(blocks) / np.float32(scheme.code_range[0] - scheme.zero_point))
     return round_to_grid(blocks, scales, scheme), scales

@@ -1,27 +1,45 @@
 """Search each block's scale for the least weighted squared error, then refit it by least squares.
 
-Candidates put the block's extreme weight at, inside and beyond either end of the grid; the best is refitted to its
-own codes (``s = sum w q x / sum w q^2``) and kept if that helps. Weights of an error: importance of the column.
+Candidates put the block's extreme weight at, inside and beyond either end of the grid, or spread an affine grid over
+parts of the block's range; the best is refitted to its own codes (``s = sum w q x / sum w q^2``; for affine grids scale
+and minimum together) and kept if that helps. Weights of an error: importance of the column.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import os
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tieq.codecs.schemes import Codes, Scales, Scheme
-from tieq.solve.grid import Blocks, as_blocks, clip_to_reach, inverse, round_to_grid, signed_extreme, to_half
+from tieq.solve.grid import (
+    Blocks,
+    as_blocks,
+    clip_to_reach,
+    nearest_steps,
+    round_to_grid,
+    signed_extreme,
+    span_scales,
+    to_half,
+)
 
 # Where the extreme weight may land, as a share of the grid's reach on that side, by bits: coarse grids gain from
 # clipping, fine ones do not.
 LANDINGS: dict[int, NDArray[np.float32]] = {
     2: np.append(np.linspace(0.4, 1.4, 15, dtype=np.float32), np.float32(1)),
     4: np.append(np.linspace(0.74, 1.1, 13, dtype=np.float32), np.float32(1)),
+    5: np.append(np.linspace(0.8, 1.1, 13, dtype=np.float32), np.float32(1)),
     8: np.array([1.0], dtype=np.float32),
 }
+# Refits of symmetric and of affine grids: codes and scales of the latter take longer to settle.
+_REFITS = (1, 3)
+# What an affine grid leaves out of its block's range below and above (negative: what it reaches beyond), in its own
+# steps: shifts of a fraction of a step change which way weights round, and with fine grids this gains most.
+_TRIM = (-0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0)
+TRIMS: NDArray[np.float32] = np.array([(below, above) for below in _TRIM for above in _TRIM], dtype=np.float32)
 # Rows are taken in pieces that stay in the processor's cache; results do not depend on the piece size.
 _PIECE_WEIGHTS = 1 << 17
 
@@ -36,7 +54,7 @@ def scale_search(
         importance = np.ascontiguousarray(importance.diagonal())
     weighting = None if importance is None else importance.reshape(count, block)
     codes = np.empty(blocks.shape, dtype=np.uint8)
-    scales = np.empty((rows, count), dtype=np.float16)
+    scales = np.empty((rows, count, 2) if scheme.affine else (rows, count), dtype=np.float16)
     step = max(1, _PIECE_WEIGHTS // weights.shape[1])
 
     def solve(start: int) -> None:
@@ -50,18 +68,25 @@ def scale_search(
 
 def _solve_piece(blocks: Blocks, scheme: Scheme, weighting: NDArray[np.float32] | None) -> tuple[Codes, Scales]:
     blocks = clip_to_reach(blocks, scheme)
-    extreme = signed_extreme(blocks)
-    ends = [float(end - scheme.zero_point) for end in scheme.code_range]
-    best_scale = np.zeros(extreme.shape, dtype=np.float16)
+    best_scale = np.zeros((*blocks.shape[:2], 2) if scheme.affine else blocks.shape[:2], dtype=np.float16)
     best_error = _error(blocks, best_scale, scheme, weighting)
-    for end in ends:
-        for landing in LANDINGS[scheme.bits]:
-            scale = to_half(extreme / np.float32(end * landing))
-            _keep_better(blocks, scale, scheme, weighting, best_scale, best_error)
-    if scheme.bits < 8:
+    for scale in _candidates(blocks, scheme):
+        _keep_better(blocks, scale, scheme, weighting, best_scale, best_error)
+    for _ in range(_REFITS[scheme.affine] if scheme.bits < 8 else 0):
         refitted = _least_squares(blocks, best_scale, scheme, weighting)
         _keep_better(blocks, refitted, scheme, weighting, best_scale, best_error)
     return round_to_grid(blocks, best_scale, scheme), best_scale
+
+
+def _candidates(blocks: Blocks, scheme: Scheme) -> Iterator[Scales]:
+    if scheme.affine:
+        for below, above in TRIMS:
+            yield span_scales(blocks, scheme, below, above)
+        return
+    extreme = signed_extreme(blocks)
+    for end in (float(end - scheme.zero_point) for end in scheme.code_range):
+        for landing in LANDINGS[scheme.bits]:
+            yield to_half(extreme / np.float32(end * landing))
 
 
 def _keep_better(
@@ -78,17 +103,16 @@ def _keep_better(
     best_error[better] = error[better]
 
 
-def _steps(blocks: Blocks, scale: Scales, scheme: Scheme) -> NDArray[np.float32]:
-    low, high = (end - scheme.zero_point for end in scheme.code_range)
-    steps = blocks * inverse(scale)[..., None]
-    np.rint(steps, out=steps)
-    return np.clip(steps, low, high, out=steps)
+def _gap(blocks: Blocks, steps: Blocks, scale: Scales, scheme: Scheme) -> Blocks:
+    gap = steps * -(scale[..., :1] if scheme.affine else scale[..., None]).astype(np.float32)
+    gap += blocks
+    if scheme.affine:
+        gap -= scale[..., 1:].astype(np.float32)
+    return gap
 
 
 def _error(blocks: Blocks, scale: Scales, scheme: Scheme, weighting: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    gap = _steps(blocks, scale, scheme)
-    gap *= -scale.astype(np.float32)[..., None]
-    gap += blocks
+    gap = _gap(blocks, nearest_steps(blocks, scale, scheme), scale, scheme)
     gap *= gap
     if weighting is not None:
         gap *= weighting
@@ -97,8 +121,22 @@ def _error(blocks: Blocks, scale: Scales, scheme: Scheme, weighting: NDArray[np.
 
 
 def _least_squares(blocks: Blocks, scale: Scales, scheme: Scheme, weighting: NDArray[np.float32] | None) -> Scales:
-    steps = _steps(blocks, scale, scheme)
+    steps = nearest_steps(blocks, scale, scheme)
     weighted = steps if weighting is None else steps * weighting
     power = (weighted * steps).sum(axis=-1)
-    fitted = np.divide((weighted * blocks).sum(axis=-1), power, out=np.zeros_like(power), where=power > 0)
-    return to_half(fitted)
+    if not scheme.affine:
+        fitted = np.divide((weighted * blocks).sum(axis=-1), power, out=np.zeros_like(power), where=power > 0)
+        return to_half(fitted)
+    # Changes of scale and minimum against the old ones: a minimum far from zero would swamp the sums of the weights.
+    gap = _gap(blocks, steps, scale, scheme)
+    ones = np.ones_like(blocks) if weighting is None else np.broadcast_to(weighting, blocks.shape)
+    total, cross = ones.sum(axis=-1), weighted.sum(axis=-1)
+    gain, gain_of_one = (weighted * gap).sum(axis=-1), (ones * gap).sum(axis=-1)
+    determinant = power * total - cross * cross
+    usable = determinant > 1e-6 * power * total  # else all codes are equal, but for rounding
+    change = np.divide(total * gain - cross * gain_of_one, determinant, out=np.zeros_like(power), where=usable)
+    wished = to_half(scale[..., 0].astype(np.float32) + change)
+    # The minimum for the scale as it was rounded.
+    shift = gain_of_one - cross * (wished.astype(np.float32) - scale[..., 0].astype(np.float32))
+    shift = np.divide(shift, total, out=np.zeros_like(total), where=total > 0)
+    return np.stack([wished, to_half(scale[..., 1].astype(np.float32) + shift)], axis=-1)
