@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,28 @@ def save(folder: Path, family: str = "llama", *, tokenizer: bool = True, seed: i
     if tokenizer:
         (save_sentencepiece if family in SENTENCEPIECE else save_byte_level)(folder)
     return folder
+
+
+def to_gguf(checkpoint: Path, target: Path) -> Path:
+    """Convert a checkpoint with llama.cpp's own converter, in float32."""
+    import gguf
+    from conversion import get_model_class
+
+    architecture = json.loads((checkpoint / "config.json").read_text())["architectures"][0]
+    made = get_model_class(architecture)(checkpoint, gguf.LlamaFileType.ALL_F32, target, eager=True)
+    made.get_vocab_base_pre = lambda tokenizer: "gpt-2"  # the tiny tokenizer is none that it recognizes
+    made.write()
+    return target
+
+
+def quantize_gguf(source: Path, target: Path, kind: int = 2, *, pure: bool = False) -> Path:
+    """Quantize a GGUF file with llama.cpp's own quantizer; ``kind`` is its file type (2 is Q4_0)."""
+    import llama_cpp
+
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.allow_requantize, options.ftype, options.pure = True, kind, pure
+    assert llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), options) == 0
+    return target
 
 
 def recipe(bits: int = 4, **changes: Any) -> Recipe:

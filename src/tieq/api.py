@@ -29,8 +29,9 @@ def export(
     *,
     bits: int = 4,
     recipe: str | Path | Recipe | None = None,
-    formats: tuple[str, ...] = ("onnx", "gguf"),
+    formats: tuple[str, ...] | None = None,
     tie: bool | None = None,
+    keep_body: bool = False,
 ) -> ExportResult:
     """Quantize a model once, write its containers into the folder ``out`` and validate them.
 
@@ -39,8 +40,10 @@ def export(
         out: artifact folder.
         bits: 2, 4 or 8, and for GGUF alone 3, 5, 6; unused with a recipe.
         recipe: recipe file or record.
-        formats: containers, of ``onnx``, ``ort`` and ``gguf``.
+        formats: containers, of ``onnx``, ``ort`` and ``gguf``; None for ONNX and GGUF, or GGUF where the body is kept.
         tie: share equal tables that the flag calls untied (True), or do not (False).
+        keep_body: re-solve a GGUF file's vocabulary tables alone; every other tensor and all metadata stay byte for
+            byte, and a matrix that is stored twice is shared again.
 
     Returns:
         The folder, its manifest and its checks; ``passed`` tells whether every gate holds.
@@ -52,10 +55,10 @@ def export(
     from tieq.recipe import Recipe, load_recipe, recipe_for_bits
 
     if recipe is None:
-        recipe = recipe_for_bits(bits)
+        recipe = recipe_for_bits(bits, keep_body=keep_body)
     elif not isinstance(recipe, Recipe):
         recipe = load_recipe(Path(recipe))
-    return run(str(model), recipe, Path(out), formats, tie=tie)
+    return run(str(model), recipe, Path(out), formats, tie=tie, keep_body=keep_body)
 
 
 def validate(path: str | Path, *, reference: str | None = None, runtimes: list[str] | None = None) -> dict[str, Any]:

@@ -49,6 +49,18 @@ def check_target(out: Path) -> None:
         )
 
 
+def check_source(out: Path, source: Path) -> None:
+    """Refuse a target that holds the model itself: replacing it would delete the model.
+
+    Raises:
+        RefusedError: naming the model.
+    """
+    if source.resolve().is_relative_to(out.resolve()):
+        raise RefusedError(
+            "holds the model that is exported, and would be replaced.", where=str(out), todo="Choose another --out."
+        )
+
+
 def _foreign_files(folder: Path) -> list[str]:
     """Files in an artifact folder that its manifest does not list."""
     listed = {entry["path"] for entry in read_json(folder / MANIFEST).get("files", [])} | UNLISTED

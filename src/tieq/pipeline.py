@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tieq import artifact, text
 from tieq.calibrate import measure
-from tieq.prepare import DEFAULT_FORMATS, Job, prepare
+from tieq.prepare import Job, prepare
 from tieq.progress import stage
 from tieq.quantize import BodyRun, QuantizedCheckpoint, quantize
 from tieq.recipe import Recipe, Sampling, dump_recipe
@@ -48,9 +48,10 @@ def export(
     model: str,
     recipe: Recipe,
     out: Path,
-    formats: tuple[str, ...] = DEFAULT_FORMATS,
+    formats: tuple[str, ...] | None = None,
     *,
     tie: bool | None = None,
+    keep_body: bool = False,
     calibration: list[Path] | None = None,
     evaluation: list[Path] | None = None,
 ) -> ExportResult:
@@ -60,8 +61,9 @@ def export(
         model: alias, hub id, folder or ``.gguf`` file.
         recipe: precision, sampling and gates.
         out: artifact folder; an earlier one of tieq's is replaced as a whole at the end.
-        formats: containers to write: onnx, ort, gguf.
+        formats: containers to write, of onnx, ort, gguf; None for onnx and gguf, or gguf where the body is kept.
         tie: see :func:`tieq.source.tie.tie_graph`.
+        keep_body: re-solve a GGUF file's vocabulary tables alone and keep every other byte of tensors and metadata.
         calibration: text files instead of the default calibration text.
         evaluation: text files instead of the default evaluation text.
 
@@ -71,7 +73,8 @@ def export(
     artifact.check_target(out)
     calibration_text = text.file_corpus(calibration) if calibration else text.default_corpus(text.CALIBRATION)
     evaluation_text = text.file_corpus(evaluation) if evaluation else text.default_corpus(text.EVALUATION)
-    job = prepare(model, recipe, formats, tie=tie)
+    job = prepare(model, recipe, formats, tie=tie, keep_body=keep_body)
+    artifact.check_source(out, job.source.path)
     with stage("reference model"):
         reference = load_model(job.source, tied=job.graph.tied, table=job.table)
     evaluated = make_sequences(job.source, job.tokenizer, job.graph.rows, evaluation_text, recipe.evaluation)
@@ -96,9 +99,10 @@ def export(
             reference=reference.logits,
             gates=recipe.gates,
             expect_tied=job.graph.tied,
+            input_file=None if job.kept is None else job.kept.path,
         )
         texts = {"calibration": calibrated, "evaluation": describe_sequences(evaluated, evaluation_text)}
-        manifest, checks = _finish(job, folder, validation, texts, formats)
+        manifest, checks = _finish(job, folder, validation, texts)
     return ExportResult(out, manifest, checks)
 
 
@@ -167,6 +171,7 @@ def graph_json(source: ModelSource, graph: TieGraph) -> dict[str, Any]:
 
 def _write_containers(job: Job, model: ReferenceModel, checkpoint: QuantizedCheckpoint, folder: Path) -> list[Path]:
     from tieq.export.gguf import write_gguf
+    from tieq.export.gguf_keep import write_kept_gguf
     from tieq.export.onnx import write_onnx
     from tieq.export.ort import write_ort
 
@@ -196,13 +201,16 @@ def _write_containers(job: Job, model: ReferenceModel, checkpoint: QuantizedChec
             artifact.copy_files(job.tokenizer.folder, folder / name, TOKENIZER_FILES)
     if job.layout is not None:
         (folder / "gguf").mkdir()
-        body = next((d.scheme for d in job.plan.decisions if d.role == "body"), "f16")
-        files.append(write_gguf(checkpoint, job.layout, folder / "gguf", body))
+        if job.kept is not None:
+            files.append(write_kept_gguf(checkpoint, job.layout, job.kept, folder / "gguf"))
+        else:
+            body = next((d.scheme for d in job.plan.decisions if d.role == "body"), "f16")
+            files.append(write_gguf(checkpoint, job.layout, folder / "gguf", body))
     return files
 
 
 def _finish(
-    job: Job, folder: Path, validation: Validation, used: dict[str, Any], formats: tuple[str, ...]
+    job: Job, folder: Path, validation: Validation, used: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     checks = json.loads(json.dumps(validation.to_json()))
     artifact.write_json(folder / "checks.json", checks)
@@ -215,7 +223,8 @@ def _finish(
             "fingerprint": job.source.fingerprint(),
         },
         "tied": job.graph.tied,
-        "formats": list(formats),
+        "body": "quantized" if job.kept is None else "kept",
+        "formats": list(job.plan.formats),
         "recipe": {"name": job.recipe.name, "description": job.recipe.description},
         "effort": job.recipe.effort,
         **used,

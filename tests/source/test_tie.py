@@ -349,6 +349,18 @@ def test_equal_gguf_copies_are_untied_until_asked(gguf_file: Maker) -> None:
     assert tie_graph(source, tie=True).tied
 
 
+def test_a_matrix_that_is_stored_twice_is_shared_again_where_that_is_wanted(gguf_file: Maker) -> None:
+    _, found = gguf_graph(gguf_file, (BIG, "q8_0"), (BIG, "q8_0"), retie=True)
+    assert (found.verdict, found.tied) == (Verdict.EQUAL_COPIES, True)
+    _, found = gguf_graph(gguf_file, (BIG, "q4_0"), (BIG, "q8_0"), retie=True)
+    assert (found.verdict, found.tied) == (Verdict.TWO_PRECISIONS, True)
+    assert any("the better copy is shared, which saves" in note for note in found.notes)
+    _, found = gguf_graph(gguf_file, (BIG, "q8_0"), (-BIG, "q8_0"), retie=True)
+    assert (found.verdict, found.tied) == (Verdict.DIFFERENT, False)
+    _, found = gguf_graph(gguf_file, (BIG, "q8_0"), (BIG, "q8_0"), retie=True, tie=False)
+    assert found.tied is False
+
+
 def test_the_same_type_with_noise_is_no_second_precision(gguf_file: Maker) -> None:
     noisy = BIG + 0.01 * np.random.default_rng(4).standard_normal(BIG.shape).astype(np.float32)
     assert gguf_graph(gguf_file, (BIG, "q8_0"), (noisy, "q8_0"))[1].verdict is Verdict.DIFFERENT

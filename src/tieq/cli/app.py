@@ -44,12 +44,16 @@ def export(
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="Recipe file instead of --bits.")] = None,
     formats: Annotated[
-        list[str] | None, typer.Option("--format", help="onnx, gguf or ort; repeatable. [default: onnx and gguf]")
+        list[str] | None,
+        typer.Option("--format", help="onnx, gguf or ort; repeatable. [default: onnx and gguf; gguf with --keep-body]"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Artifact folder. [default: artifacts/MODEL-RECIPE]")] = None,
     tie: Annotated[
         bool | None, typer.Option("--tie/--no-tie", help="Share equal tables that the flag calls untied, or do not.")
     ] = None,
+    keep_body: Annotated[
+        bool, typer.Option("--keep-body", help="GGUF: re-solve the table alone, keep every other byte.")
+    ] = False,
     calibration: Annotated[list[Path] | None, typer.Option(help="Text file to calibrate on; repeatable.")] = None,
     text: Annotated[list[Path] | None, typer.Option(help="Text file to evaluate on; repeatable.")] = None,
     pre_tokenizer: Annotated[
@@ -62,13 +66,14 @@ def export(
     from tieq.cli.show import show_export
     from tieq.pipeline import export as run
 
-    chosen = build_recipe(bits, effort, recipe, pre_tokenizer)
+    chosen = build_recipe(bits, effort, recipe, pre_tokenizer, keep_body)
     result = run(
         model,
         chosen,
-        out or default_out(model, chosen),
+        out or default_out(model, chosen, keep_body),
         check_formats(formats),
         tie=tie,
+        keep_body=keep_body,
         calibration=calibration,
         evaluation=text,
     )

@@ -9,14 +9,16 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tieq.errors import TieqError
-from tieq.prepare import DEFAULT_FORMATS, FORMATS
+from tieq.prepare import FORMATS
 from tieq.recipe import Gates, Recipe, Sampling, load_recipe, recipe_for_bits
 
 _DEFAULT_BITS = 4
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def build_recipe(bits: int | None, effort: str | None, path: Path | None, pre_tokenizer: str | None) -> Recipe:
+def build_recipe(
+    bits: int | None, effort: str | None, path: Path | None, pre_tokenizer: str | None, keep_body: bool
+) -> Recipe:
     """The recipe of a file or of ``--bits``, with the command line's changes.
 
     Raises:
@@ -24,7 +26,10 @@ def build_recipe(bits: int | None, effort: str | None, path: Path | None, pre_to
     """
     if bits is not None and path is not None:
         raise TieqError("--bits and --recipe exclude each other.", todo="Give one of them.")
-    recipe = load_recipe(path) if path is not None else recipe_for_bits(_DEFAULT_BITS if bits is None else bits)
+    if path is not None:
+        recipe = load_recipe(path)
+    else:
+        recipe = recipe_for_bits(_DEFAULT_BITS if bits is None else bits, keep_body=keep_body)
     changes: dict[str, Any] = {}
     if effort is not None:
         changes["effort"] = effort
@@ -33,24 +38,24 @@ def build_recipe(bits: int | None, effort: str | None, path: Path | None, pre_to
     return _checked(Recipe, {**recipe.model_dump(), **changes})
 
 
-def check_formats(formats: list[str] | None) -> tuple[str, ...]:
-    """The wished containers in their fixed order.
+def check_formats(formats: list[str] | None) -> tuple[str, ...] | None:
+    """The wished containers in their fixed order; None where none is named.
 
     Raises:
         TieqError: for a name that is no container.
     """
-    wished = formats or list(DEFAULT_FORMATS)
+    wished = formats or []
     unknown = [name for name in wished if name not in FORMATS]
     if unknown:
         raise TieqError(f"--format '{unknown[0]}' is no container.", todo=f"Use {', '.join(FORMATS)}.")
-    return tuple(name for name in FORMATS if name in wished)
+    return tuple(name for name in FORMATS if name in wished) or None
 
 
-def default_out(model: str, recipe: Recipe) -> Path:
-    """``artifacts/MODEL-RECIPE``."""
+def default_out(model: str, recipe: Recipe, keep_body: bool) -> Path:
+    """``artifacts/MODEL-RECIPE``, and ``-table`` behind it where the table alone is quantized."""
     stem = Path(model).name if Path(model).exists() else model.rpartition("/")[2]
     label = re.sub(r"[^\w.-]+", "-", f"{Path(stem).stem if stem.endswith('.gguf') else stem}-{recipe.name}".lower())
-    return Path("artifacts") / label
+    return Path("artifacts") / (f"{label}-table" if keep_body else label)
 
 
 def build_gates(

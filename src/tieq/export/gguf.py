@@ -47,7 +47,7 @@ def write_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, folder: Path
             writer.add_key_value(key, entry.value, gguf.GGUFValueType(entry.kind), sub_type=element)
         writer.add_file_type(_FILE_TYPES.get(body, _GUESSED))
         for name in [*checkpoint.matrices, *checkpoint.floats]:
-            rows, kind = _rows(checkpoint, layout, name)
+            rows, kind = tensor_rows(checkpoint, layout, name)
             dtype = gguf.GGMLQuantizationType(ggml.GGML_TYPES[kind])
             writer.add_tensor(layout.placements[name].name, rows, raw_dtype=dtype)
         for name, values in sorted(layout.extras.items()):
@@ -59,7 +59,7 @@ def write_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, folder: Path
     return path
 
 
-def _rows(checkpoint: QuantizedCheckpoint, layout: GgufLayout, name: str) -> tuple[NDArray[Any], str]:
+def tensor_rows(checkpoint: QuantizedCheckpoint, layout: GgufLayout, name: str) -> tuple[NDArray[Any], str]:
     """A tensor's rows in GGUF's order and its ggml type."""
     place = layout.placements[name]
     if name in checkpoint.matrices:

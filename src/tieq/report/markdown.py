@@ -67,6 +67,11 @@ def _runtime_text(manifest: dict[str, Any], checks: dict[str, Any]) -> str:
         f"Against the float model, {text['sequences']} sequences of {text['length']} tokens{bos}: "
         f"{text['description']}. Standard errors over sequences."
     )
+    if "input" in checks:
+        intro += (
+            " The float model is the input file, decoded; 'against the input file' compares with that file itself in "
+            "the same runtime."
+        )
     return intro + "\n\n" + markdown_table(RUNTIME_HEADER, runtime_rows(checks))
 
 

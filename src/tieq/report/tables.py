@@ -7,6 +7,7 @@ from typing import Any
 Row = tuple[str, ...]
 FILE_HEADER = ("container", "size", "table", "bits/weight", "copies", "read by")
 RUNTIME_HEADER = ("runtime", "KL (nats/token)", "top-1", "perplexity ratio", "perplexity")
+INPUT_FILE = "the input file"
 CHECK_HEADER = ("gate", "subject", "measured", "bound", "holds")
 
 
@@ -22,19 +23,23 @@ def estimate(found: dict[str, Any], digits: int) -> str:
 
 
 def file_rows(checks: dict[str, Any]) -> list[Row]:
-    """One row a container: size, table bytes, bits per weight, copies, readers."""
+    """One row a container: size, table bytes, bits per weight, copies, readers; an input file first."""
     copies = {c["subject"]: c["value"] for c in checks["checks"] if c["name"] == "table copies"}
+    shown = [(c["container"], c, copies[c["container"]]) for c in checks["containers"]]
+    if "input" in checks:
+        original = checks["input"]["container"]
+        shown.insert(0, (f"{original['container']}, {INPUT_FILE}", original, len(original["payloads"])))
     rows: list[Row] = []
-    for container in checks["containers"]:
+    for name, container, count in shown:
         bits = " / ".join(f"{payload['bits_per_weight']:.2f}" for payload in container["payloads"])
         readers = "; ".join(" + ".join(payload["readers"]) or "nobody" for payload in container["payloads"])
         rows.append(
             (
-                container["container"],
+                name,
                 megabytes(container["file_bytes"]),
                 megabytes(container["table_bytes"]),
                 bits,
-                str(copies[container["container"]]),
+                str(count),
                 readers,
             )
         )
@@ -42,15 +47,18 @@ def file_rows(checks: dict[str, Any]) -> list[Row]:
 
 
 def runtime_rows(checks: dict[str, Any]) -> list[Row]:
-    """One row a runtime and mode, and one more for each domain where there are several."""
+    """One row a runtime and mode, and one more for each domain where there are several, the input file's first."""
     rows: list[Row] = []
-    for item in checks["runtimes"]:
-        name = f"{item['runtime']}, {item['mode']}" if item["mode"] else item["runtime"]
+    of_input = [(item, INPUT_FILE) for item in checks.get("input", {}).get("runtimes", [])]
+    for item, of in [*of_input, *((item, "") for item in checks["runtimes"])]:
+        name = ", ".join(part for part in (item["runtime"], item["mode"], of) if part)
         perplexity = f"{item['perplexity']:.2f}"
         if item["scores"] is None:
             rows.append((name, "no reference", "", "", perplexity))
             continue
         rows.append((name, *_score_cells(item["scores"]), perplexity))
+        if item["against_input"] is not None:
+            rows.append((f"  against {INPUT_FILE}", *_score_cells(item["against_input"]), ""))
         if len(item["by_domain"]) > 1:
             for domain, scores in item["by_domain"].items():
                 rows.append((f"  {domain}", *_score_cells(scores), ""))

@@ -108,6 +108,8 @@ class GgufFile:
     Attributes:
         metadata: key to :class:`GgufValue`, in file order.
         tensors: name to :class:`GgufTensor`, in file order.
+        version: of the format, 2 or 3.
+        alignment: bytes that every tensor's offset is a multiple of.
 
     Raises:
         TieqError: if the file is not a whole GGUF file; memory stays bounded by the file's own size.
@@ -120,25 +122,29 @@ class GgufFile:
                 raise TieqError("the file is too short for a GGUF header.", where=str(path))
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         cursor = _Cursor(path, self._map)
-        magic, version = self._map[:4], struct.unpack_from("<I", self._map, 4)[0]
-        if magic != b"GGUF" or version not in (2, 3):
+        magic, self.version = self._map[:4], struct.unpack_from("<I", self._map, 4)[0]
+        if magic != b"GGUF" or self.version not in (2, 3):
             raise TieqError(
-                f"not a little-endian GGUF file of version 2 or 3 (magic {magic!r}, version {version}).",
+                f"not a little-endian GGUF file of version 2 or 3 (magic {magic!r}, version {self.version}).",
                 where=str(path),
                 todo="Convert it with a current llama.cpp first.",
             )
         cursor.take(8)
         tensor_count, value_count = cursor.scalar(10), cursor.scalar(10)
         self.metadata: dict[str, GgufValue] = {}
+        self._spans: dict[str, slice] = {}
         for _ in range(value_count):
+            start = cursor.position
             key = cursor.text()
             if key in self.metadata:
                 raise TieqError(f"the metadata key '{key}' appears twice.", where=str(path))
             self.metadata[key] = cursor.value(cursor.scalar(4))
+            self._spans[key] = slice(start, cursor.position)
         directory = [self._entry(cursor) for _ in range(tensor_count)]
         alignment = self.get(_ALIGNMENT_KEY, 32)
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise TieqError(f"the alignment {alignment} is not a power of two.", where=str(path))
+        self.alignment = alignment
         base = (cursor.position + alignment - 1) // alignment * alignment
         self.tensors: dict[str, GgufTensor] = {}
         for name, shape, kind_number, offset in directory:
@@ -190,6 +196,10 @@ class GgufFile:
     def architecture(self) -> str:
         """``general.architecture``."""
         return str(self.get("general.architecture", ""))
+
+    def raw_metadata(self, key: str) -> bytes:
+        """Stored bytes of a metadata entry: its key, type and value."""
+        return self._map[self._spans[key]]
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Stored bytes of a tensor as rows ``[rows, row_bytes]``, without a copy."""

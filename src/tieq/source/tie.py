@@ -18,12 +18,13 @@ _SAMPLE_ROWS = 1024
 _CHUNK_ROWS = 8192
 
 
-def tie_graph(source: ModelSource, *, tie: bool | None = None) -> TieGraph:
+def tie_graph(source: ModelSource, *, tie: bool | None = None, retie: bool = False) -> TieGraph:
     """Find the roles of a model's vocabulary tables.
 
     Args:
         source: the model.
         tie: True asks to share the table, False not to, None to follow bytes and flag.
+        retie: with ``tie`` None, share a matrix that is stored twice whatever the flag says.
 
     Raises:
         RefusedError: if no table exists, the shapes disagree, sharing was asked for and the copies differ, or not
@@ -49,6 +50,8 @@ def tie_graph(source: ModelSource, *, tie: bool | None = None) -> TieGraph:
         tied = verdict is Verdict.EQUAL_COPIES and effective
         if tie is not None and verdict is not Verdict.DIFFERENT:
             tied = tie
+        elif retie:
+            tied = verdict is not Verdict.DIFFERENT
         notes += _copy_notes(verdict, difference, effective, tied, lookup, logits)
         if tie and verdict is Verdict.DIFFERENT:
             raise RefusedError(
@@ -182,9 +185,10 @@ def _copy_notes(
         flag = "as asked" if effective else "the flag says untied"
         return [f"two equal copies are kept apart ({flag}); --tie shares them and saves {saved}."]
     if verdict is Verdict.TWO_PRECISIONS:
+        gain = "the better copy is shared, which" if tied else "--tie keeps the better copy and"
         said = (
             f"'{lookup.name}' ({lookup.dtype}) and '{logits.name}' ({logits.dtype}) hold one matrix in two types, "
-            f"{found.relative_rms:.1%} apart; --tie keeps the better copy and saves {saved}."
+            f"{found.relative_rms:.1%} apart; {gain} saves {saved}."
         )
         return [said]
     said = "the flag says tied, but " if effective else ""

@@ -10,7 +10,7 @@ from tieq.records import Payload
 from tieq.source.gguf_file import GgufFile
 from tieq.validate.structure import Structure
 
-_LOOKUP, _LOGITS = "token_embd.weight", "output.weight"
+_LOOKUP, _LOGITS = TABLES = "token_embd.weight", "output.weight"
 
 
 def gguf_structure(path: Path) -> Structure:

@@ -25,7 +25,8 @@ class Measurement:
     """Scores of one runtime in one mode on one file; without a reference only its own perplexity.
 
     ``kl_to_first`` is KL(``first`` || this) in nats per token: the same quantized weights in another runtime or
-    mode, so it holds no quantization error, only what the runtime or a wrong graph adds.
+    mode, so it holds no quantization error, only what the runtime or a wrong graph adds. ``against_input`` compares
+    with the file that this one was made from, in the same runtime and mode.
     """
 
     container: str
@@ -37,6 +38,7 @@ class Measurement:
     by_domain: dict[str, Scores]
     first: str | None
     kl_to_first: Estimate | None
+    against_input: Scores | None = None
 
     @property
     def subject(self) -> str:
@@ -54,6 +56,7 @@ class _Running:
     mode: str
     session: Session
     scores: list[tuple[str, SequenceScore]] = dataclasses.field(default_factory=list)
+    against_input: list[SequenceScore] = dataclasses.field(default_factory=list)
 
 
 def measure(
@@ -62,7 +65,8 @@ def measure(
     allowed: NDArray[np.bool_],
     reference: Reference | None,
     wanted: list[str] | None = None,
-) -> list[Measurement]:
+    input_file: Path | None = None,
+) -> tuple[list[Measurement], list[Measurement]]:
     """Run every file in every runtime that takes it.
 
     Args:
@@ -71,6 +75,10 @@ def measure(
         allowed: ``[vocab]``, ids that the tokenizer can emit.
         reference: logits of the float model for a sequence, or None.
         wanted: runtime names; None for every runtime that takes one of the files.
+        input_file: a file of the same container that they were made from; it is run beside them.
+
+    Returns:
+        What was measured on the files, and on the input file.
 
     Raises:
         MissingRuntimeError: if a wanted or needed runtime is not installed.
@@ -78,17 +86,27 @@ def measure(
     """
     with contextlib.ExitStack() as stack:
         running = _open_all(stack, files, wanted)
-        text = "validate: " + ", ".join(sorted({item.runtime for item in running}))
-        with counter(text, len(running) * len(sequences.ids), "sequences") as advance:
+        used = sorted({item.runtime for item in running})
+        inputs = [] if input_file is None else _open_all(stack, [input_file], used)
+        everything = [*running, *inputs]
+        with counter(f"validate: {', '.join(used)}", len(everything) * len(sequences.ids), "sequences") as advance:
             for ids, domain in zip(sequences.ids, sequences.domains, strict=True):
                 expected = None if reference is None else reference(ids)
                 candidates = []
-                for item in running:
+                for item in everything:
                     candidates.append(_logits(item, ids))
                     advance(1)
-                for item, score in zip(running, score_sequence(ids, expected, candidates, allowed), strict=True):
+                for item, score in zip(everything, score_sequence(ids, expected, candidates, allowed), strict=True):
                     item.scores.append((domain, score))
-        return [_finish(item, running[0], reference is not None) for item in running]
+                for item, found in zip(inputs, candidates[len(running) :], strict=True):
+                    ours = [
+                        i for i, other in enumerate(running) if (other.runtime, other.mode) == (item.runtime, item.mode)
+                    ]
+                    scored = score_sequence(ids, found, [candidates[i] for i in ours], allowed)
+                    for i, score in zip(ours, scored, strict=True):
+                        running[i].against_input.append(score)
+        measured = [_finish(item, running[0], reference is not None) for item in running]
+        return measured, [_finish(item, item, reference is not None) for item in inputs]
 
 
 def _open_all(stack: contextlib.ExitStack, files: list[Path], wanted: list[str] | None) -> list[_Running]:
@@ -136,6 +154,7 @@ def _finish(item: _Running, first: _Running, referenced: bool) -> Measurement:
         by_domain={name: summarize([s for domain, s in item.scores if domain == name]) for name in domains},
         first=None if item is first else _subject(first.runtime, first.mode),
         kl_to_first=None if item is first else mean([score.kl_to_first / score.positions for score in scores]),
+        against_input=summarize(item.against_input) if item.against_input else None,
     )
 
 

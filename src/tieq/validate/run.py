@@ -13,8 +13,17 @@ from tieq.recipe import Gates
 from tieq.records import Check
 from tieq.text import Sequences
 from tieq.validate.gates import equality_checks, measurement_checks, structure_checks
+from tieq.validate.kept import kept_checks
 from tieq.validate.measure import Measurement, Reference, measure
 from tieq.validate.structure import Structure, prove
+
+
+@dataclasses.dataclass(frozen=True)
+class InputFile:
+    """The file that the validated one was made from, looked at in the same way."""
+
+    structure: Structure
+    measurements: tuple[Measurement, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +33,7 @@ class Validation:
     structures: tuple[Structure, ...]
     measurements: tuple[Measurement, ...]
     checks: tuple[Check, ...]
+    input: InputFile | None = None
 
     @property
     def passed(self) -> bool:
@@ -32,12 +42,18 @@ class Validation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionary for ``checks.json``."""
-        return {
+        found = {
             "passed": self.passed,
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "containers": [structure.to_json() for structure in self.structures],
             "runtimes": [dataclasses.asdict(measured) for measured in self.measurements],
         }
+        if self.input is not None:
+            found["input"] = {
+                "container": self.input.structure.to_json(),
+                "runtimes": [dataclasses.asdict(measured) for measured in self.input.measurements],
+            }
+        return found
 
 
 def validate(
@@ -49,6 +65,7 @@ def validate(
     gates: Gates,
     wanted: list[str] | None = None,
     expect_tied: bool | None = None,
+    input_file: Path | None = None,
 ) -> Validation:
     """Prove the structure of each file, then run them.
 
@@ -60,14 +77,19 @@ def validate(
         gates: bounds.
         wanted: runtime names, None for those that take the files.
         expect_tied: whether one shared table is expected; None to judge from the file alone.
+        input_file: the GGUF file whose body the one file is to have kept; it is run beside it for comparison.
     """
     structures = [prove(path) for path in files]
     checks = [check for structure in structures for check in structure_checks(structure, expect_tied)]
     if len(structures) > 1:
         checks += equality_checks(structures)
+    if input_file is not None:
+        checks += kept_checks(input_file, files[0])
     measurements: list[Measurement] = []
+    of_input: list[Measurement] = []
     if sequences is not None:
         mask = np.ones(structures[0].rows, dtype=bool) if allowed is None else allowed
-        measurements = measure(files, sequences, mask, reference, wanted)
+        measurements, of_input = measure(files, sequences, mask, reference, wanted, input_file)
         checks += [check for item in measurements for check in measurement_checks(item, gates)]
-    return Validation(tuple(structures), tuple(measurements), tuple(checks))
+    original = None if input_file is None else InputFile(prove(input_file), tuple(of_input))
+    return Validation(tuple(structures), tuple(measurements), tuple(checks), original)
