@@ -40,9 +40,7 @@ class GgufSource(ModelSource):
         self.path = path
         self.file = GgufFile(path)
         self.label = label or path.stem
-        kinds = sorted({tensor.kind.upper() for tensor in self.file.tensors.values()})
         self.origin = origin or f"GGUF file {path}"
-        self.stored_types = ", ".join(kinds)
         if LOOKUP not in self.file.tensors and LOGITS not in self.file.tensors:
             raise RefusedError("has no vocabulary table.", where=str(path), todo="Use a language model's GGUF file.")
         entry = family_of_gguf(self.file.architecture)
