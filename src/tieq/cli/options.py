@@ -10,21 +10,21 @@ from pydantic import BaseModel, ValidationError
 
 from tieq.errors import TieqError
 from tieq.prepare import DEFAULT_FORMATS, FORMATS
-from tieq.recipe import Gates, Recipe, Sampling, load_recipe, recipe_for_bits
+from tieq.recipe import Gates, Recipe, Sampling, find_recipe, load_recipe, recipe_for_bits
 
 _DEFAULT_BITS = 4
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def build_recipe(bits: int | None, effort: str | None, path: Path | None, pre_tokenizer: str | None) -> Recipe:
-    """The recipe of a file or of ``--bits``, with the command line's changes.
+def build_recipe(bits: int | None, effort: str | None, path: str | None, pre_tokenizer: str | None) -> Recipe:
+    """The recipe of a file, of a name or of ``--bits``, with the command line's changes.
 
     Raises:
         TieqError: if both are given or a value is not allowed.
     """
     if bits is not None and path is not None:
         raise TieqError("--bits and --recipe exclude each other.", todo="Give one of them.")
-    recipe = load_recipe(path) if path is not None else recipe_for_bits(_DEFAULT_BITS if bits is None else bits)
+    recipe = find_recipe(path) if path is not None else recipe_for_bits(_DEFAULT_BITS if bits is None else bits)
     changes: dict[str, Any] = {}
     if effort is not None:
         changes["effort"] = effort
