@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ def export(
     recipe: str | Path | Recipe | None = None,
     formats: tuple[str, ...] = ("onnx", "gguf"),
     tie: bool | None = None,
+    calibration: Iterable[str | Path] = (),
+    cache: bool = True,
 ) -> ExportResult:
     """Quantize a model once, write its containers into the folder ``out`` and validate them.
 
@@ -38,8 +41,10 @@ def export(
         model: alias, hub id, checkpoint folder or ``.gguf`` file.
         out: artifact folder.
         bits: 2, 4 or 8, and for GGUF alone 3, 5, 6; unused with a recipe.
-        recipe: recipe file or record.
+        recipe: recipe file, name of a shipped recipe, or record.
         formats: containers, of ``onnx``, ``ort`` and ``gguf``.
+        calibration: text files, and ``samples`` for text that the model writes itself, instead of the default mixture.
+        cache: reuse calibration statistics of an earlier call, and keep them for later ones.
         tie: share equal tables that the flag calls untied (True), or do not (False).
 
     Returns:
@@ -49,13 +54,13 @@ def export(
         TieqError: on bad input, before anything is written.
     """
     from tieq.pipeline import export as run
-    from tieq.recipe import Recipe, load_recipe, recipe_for_bits
+    from tieq.recipe import Recipe, find_recipe, recipe_for_bits
 
     if recipe is None:
         recipe = recipe_for_bits(bits)
     elif not isinstance(recipe, Recipe):
-        recipe = load_recipe(Path(recipe))
-    return run(str(model), recipe, Path(out), formats, tie=tie)
+        recipe = find_recipe(recipe)
+    return run(str(model), recipe, Path(out), formats, tie=tie, calibration=calibration, cache=cache)
 
 
 def validate(path: str | Path, *, reference: str | None = None, runtimes: list[str] | None = None) -> dict[str, Any]:

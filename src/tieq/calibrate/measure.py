@@ -23,12 +23,14 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
 
     Args:
         model: the float model.
-        sequences: calibration tokens.
-        full: also take whole matrices, and the table's cost and use, which runs the model backwards too.
+        sequences: calibration tokens; each domain weighs the same, however many sequences it has.
+        full: also take whole matrices, and the table's cost and use, which runs the model backwards too. Where the
+            model's logits or gradients are not finite, cost and use are left out.
     """
     import torch
 
     sums: dict[str, Any] = {}
+    weight = 1.0
 
     def watch(name: str) -> Any:
         def hook(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -37,6 +39,7 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
                 found = hidden.T @ hidden
             else:
                 found = hidden.double().square().sum(0)
+            found *= weight
             sums[name] = found if name not in sums else sums[name].add_(found)
 
         return hook
@@ -46,13 +49,13 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
         for name, module in model.module.named_modules()
         if type(module).__name__ in ("Linear", "Conv1D")
     ]
-    every = -(-sequences.ids.size // _SAMPLE_TOKENS)
+    sampled = _sampled(sequences)
     meter = _TableMeter(model) if full else None
     try:
         with counter("calibration", len(sequences.ids), "sequences") as advance:
-            for number, row in enumerate(sequences.ids):
+            for number, (row, weight) in enumerate(zip(sequences.ids, sequences.weights.tolist(), strict=True)):
                 if meter is not None:
-                    meter.add(row, sampled=number % every == 0)
+                    meter.add(row, weight, sampled=number in sampled)
                 else:
                     with torch.no_grad():
                         model.module(torch.from_numpy(row)[None], use_cache=False)
@@ -62,9 +65,22 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
             handle.remove()
     tokens = int(sequences.ids.size)
     means = {name: (total / tokens).float().numpy() for name, total in sums.items()}
-    if meter is None:
+    if meter is None or not meter.is_finite:
         return Statistics(means, tokens)
-    return Statistics(means, tokens, meter.cost(), meter.use(), meter.sample())
+    cost = meter.cost()
+    if not (np.isfinite(cost.lookup).all() and np.isfinite(cost.logits).all()):
+        return Statistics(means, tokens)
+    return Statistics(means, tokens, cost, meter.use(), meter.sample())
+
+
+def _sampled(sequences: Sequences) -> set[int]:
+    """Numbers of the sequences whose positions are kept: as many of each domain, spread over it."""
+    members: dict[str, list[int]] = {}
+    for number, domain in enumerate(sequences.domains):
+        members.setdefault(domain, []).append(number)
+    budget = max(1, _SAMPLE_TOKENS // sequences.ids.shape[1] // len(members))
+    count = min(budget, *map(len, members.values()))
+    return {numbers[part * len(numbers) // count] for numbers in members.values() for part in range(count)}
 
 
 class _TableMeter:
@@ -77,6 +93,7 @@ class _TableMeter:
         self._model.requires_grad_(False)
         # Targets are drawn from the model's own distribution, the same ones in every run.
         self._random = torch.Generator().manual_seed(0)
+        self.is_finite = True
         self._tokens = 0
         self._hidden: Any = 0
         self._gradient: Any = 0
@@ -86,7 +103,7 @@ class _TableMeter:
         self._squares = torch.zeros(rows, dtype=torch.float64)
         self._sampled: list[tuple[NDArray[np.int64], Any, Any]] = []
 
-    def add(self, row: NDArray[np.int64], *, sampled: bool) -> None:
+    def add(self, row: NDArray[np.int64], weight: float, *, sampled: bool) -> None:
         """Run one sequence forwards and backwards."""
         import torch
 
@@ -104,7 +121,10 @@ class _TableMeter:
         try:
             with torch.enable_grad():
                 logits = self._model(torch.from_numpy(row)[None], use_cache=False).logits[0].float()
-                targets = self._sample_targets(logits)
+                if not logits.isfinite().all():
+                    self.is_finite = False
+                    return
+                targets = self._sample_targets(logits, weight)
                 torch.nn.functional.cross_entropy(logits, targets, reduction="sum").backward()  # type: ignore[no-untyped-call]
         finally:
             for handle in handles:
@@ -112,20 +132,21 @@ class _TableMeter:
         # Gemma 3 scales inside the embedding module; the gradient is wanted at the stored row.
         gradient = kept["rows"].grad[0] * float(getattr(lookup, "embed_scale", 1.0))
         wide, hidden = gradient.double(), kept["hidden"].double()
-        self._hidden = self._hidden + hidden.T @ hidden
-        self._gradient = self._gradient + wide.T @ wide
-        self._lookups += torch.bincount(torch.from_numpy(row), minlength=len(self._lookups))
+        self.is_finite = self.is_finite and bool(wide.isfinite().all() and hidden.isfinite().all())
+        self._hidden = self._hidden + weight * (hidden.T @ hidden)
+        self._gradient = self._gradient + weight * (wide.T @ wide)
+        self._lookups += weight * torch.bincount(torch.from_numpy(row), minlength=len(self._lookups))
         self._tokens += len(row)
         if sampled:
             self._sampled.append((row, kept["hidden"].float().numpy(), gradient.float().numpy()))
 
-    def _sample_targets(self, logits: Any) -> Any:
+    def _sample_targets(self, logits: Any, weight: float) -> Any:
         import torch
 
         with torch.no_grad():
             chances = logits.softmax(-1)
-            self._probability += chances.sum(0)
-            self._squares += chances.square().sum(0)
+            self._probability += weight * chances.sum(0)
+            self._squares += weight * chances.square().sum(0)
             return torch.multinomial(chances, 1, generator=self._random)[:, 0]
 
     def cost(self) -> TableCost:
