@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# Tests neither take measurements from the user's cache nor leave any there; those of the cache name a folder of theirs.
+os.environ["TIEQ_NO_CACHE"] = "1"
 
 Exporter = Callable[..., "object"]
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import pydoc_data.topics
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tieq.pipeline import export
-from tieq.recipe import load_recipe
+from tieq.recipe import find_recipe
 from tieq.source.locate import open_source
 from tieq.source.tokenizer import TextTokenizer
 
 pytestmark = pytest.mark.slow
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # Most bytes a container may have, and bytes of its table (codes and scales; ONNX widens the scales to float32).
 BOUNDS = {
     "smollm2-135m": {"gguf": 80e6, "onnx": 86e6, "table": 49_152 * 576 * 4.5 / 8},
@@ -24,7 +22,7 @@ BOUNDS = {
 
 @pytest.mark.parametrize("model", sorted(BOUNDS))
 def test_a_real_model_exports_small_single_and_within_its_recipes_gates(model, tmp_path):
-    result = export(model, load_recipe(RECIPES / f"{model}.yaml"), tmp_path / "out")
+    result = export(model, find_recipe(model), tmp_path / "out")
     assert result.passed, [check for check in result.checks["checks"] if not check["passed"]]
     containers = result.manifest["containers"]
     for name in ("gguf", "onnx"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ def export(
     formats: tuple[str, ...] | None = None,
     tie: bool | None = None,
     keep_body: bool = False,
+    calibration: Iterable[str | Path] = (),
+    cache: bool = True,
 ) -> ExportResult:
     """Quantize a model once, write its containers into the folder ``out`` and validate them.
 
@@ -39,8 +42,10 @@ def export(
         model: alias, hub id, checkpoint folder or ``.gguf`` file.
         out: artifact folder.
         bits: 2, 4 or 8, and for GGUF alone 3, 5, 6; unused with a recipe.
-        recipe: recipe file or record.
+        recipe: recipe file, name of a shipped recipe, or record.
         formats: containers, of ``onnx``, ``ort`` and ``gguf``; None for ONNX and GGUF, or GGUF where the body is kept.
+        calibration: text files, and ``samples`` for text that the model writes itself, instead of the default mixture.
+        cache: reuse calibration statistics of an earlier call, and keep them for later ones.
         tie: share equal tables that the flag calls untied (True), or do not (False).
         keep_body: re-solve a GGUF file's vocabulary tables alone; every other tensor and all metadata stay byte for
             byte, and a matrix that is stored twice is shared again.
@@ -52,13 +57,15 @@ def export(
         TieqError: on bad input, before anything is written.
     """
     from tieq.pipeline import export as run
-    from tieq.recipe import Recipe, load_recipe, recipe_for_bits
+    from tieq.recipe import Recipe, find_recipe, recipe_for_bits
 
     if recipe is None:
         recipe = recipe_for_bits(bits, keep_body=keep_body)
     elif not isinstance(recipe, Recipe):
-        recipe = load_recipe(Path(recipe))
-    return run(str(model), recipe, Path(out), formats, tie=tie, keep_body=keep_body)
+        recipe = find_recipe(recipe)
+    return run(
+        str(model), recipe, Path(out), formats, tie=tie, keep_body=keep_body, calibration=calibration, cache=cache
+    )
 
 
 def validate(path: str | Path, *, reference: str | None = None, runtimes: list[str] | None = None) -> dict[str, Any]:

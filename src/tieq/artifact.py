@@ -150,7 +150,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON document of an artifact.
+    """Read a JSON document, an artifact's or a checkpoint's.
 
     Raises:
         RefusedError: if it is missing or no JSON object.
@@ -158,7 +158,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RefusedError(f"cannot be read ({error}).", where=str(path)) from error
+        raise RefusedError(f"cannot be read as JSON ({error}).", where=str(path)) from error
     if not isinstance(content, dict):
         raise RefusedError("is no JSON object.", where=str(path))
     return content

@@ -101,6 +101,11 @@ def _from_source(model: str) -> dict[str, Any]:
     notes = list(graph.notes)
     if graph.tokenizer_ids is not None and graph.tokenizer_ids != graph.rows:
         notes.append(f"the table has {graph.rows} rows, the tokenizer {graph.tokenizer_ids} ids.")
+    for info in filter(None, source.role_tensors()):
+        bad = source.bad_rows(info)
+        if bad:
+            shown = ", ".join(map(str, bad[:8])) + (" ..." if len(bad) > 8 else "")
+            notes.append(f"{len(bad)} rows of '{info.name}' hold NaN or infinity: {shown}; export refuses them.")
     return {
         "model": model,
         "kind": "model",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq import artifact, text
-from tieq.calibrate import measure
+from tieq.calibrate import Calibration, Request, calibrate, request, usable_cache
 from tieq.prepare import Job, prepare
 from tieq.progress import stage
 from tieq.quantize import BodyRun, QuantizedCheckpoint, quantize
@@ -52,8 +53,9 @@ def export(
     *,
     tie: bool | None = None,
     keep_body: bool = False,
-    calibration: list[Path] | None = None,
+    calibration: Iterable[str | Path] = (),
     evaluation: list[Path] | None = None,
+    cache: bool = True,
 ) -> ExportResult:
     """Quantize a model once, write its containers, validate them, and put the folder in place.
 
@@ -64,31 +66,33 @@ def export(
         formats: containers to write, of onnx, ort, gguf; None for onnx and gguf, or gguf where the body is kept.
         tie: see :func:`tieq.source.tie.tie_graph`.
         keep_body: re-solve a GGUF file's vocabulary tables alone and keep every other byte of tensors and metadata.
-        calibration: text files instead of the default calibration text.
+        calibration: text instead of the default one, see :func:`tieq.text.calibration_corpus`.
         evaluation: text files instead of the default evaluation text.
+        cache: take statistics of the same model and text from the user's cache, and keep them there.
 
     Raises:
         TieqError: on bad input, before anything is written to ``out``.
     """
     artifact.check_target(out)
-    calibration_text = text.file_corpus(calibration) if calibration else text.default_corpus(text.CALIBRATION)
+    calibration_text = text.calibration_corpus(calibration)
     evaluation_text = text.file_corpus(evaluation) if evaluation else text.default_corpus(text.EVALUATION)
     job = prepare(model, recipe, formats, tie=tie, keep_body=keep_body)
     artifact.check_source(out, job.source.path)
+    wanted = calibration_request(job, calibration_text)
     with stage("reference model"):
         reference = load_model(job.source, tied=job.graph.tied, table=job.table)
     evaluated = make_sequences(job.source, job.tokenizer, job.graph.rows, evaluation_text, recipe.evaluation)
     with artifact.staged(out) as folder:
-        used = _calibration_sequences(job, calibration_text)
-        statistics = None
-        calibrated: dict[str, Any] = {"description": "none"}
-        if used is not None:
-            statistics = measure(reference, used, full=recipe.effort == "best")
-            statistics.save(folder / "calibration.safetensors", {"text_sha256": calibration_text.sha256})
-            calibrated = describe_sequences(used, calibration_text)
+        found = None if wanted is None else calibrate_job(job, wanted, lambda: reference, cache=cache)
+        if found is not None:
+            about = {"text_sha256": calibration_text.sha256, "tokens_sha256": found.sequences.sha256}
+            found.statistics.save(folder / "calibration.safetensors", about)
+            job = dataclasses.replace(job, notes=job.notes + found.notes)
         _write_documents(job, folder)
         checkpoint_path = folder / "quantized.safetensors"
-        body = BodyRun(reference, used.spread(_BODY_TOKENS)) if used is not None and recipe.effort == "best" else None
+        statistics = None if found is None else found.statistics
+        in_order = found is not None and recipe.effort == "best"
+        body = BodyRun(reference, found.sequences.spread(_BODY_TOKENS)) if found is not None and in_order else None
         quantize(job.source, job.plan, job.floats, checkpoint_path, statistics, job.parts.logits, body)
         checkpoint_path.chmod(0o644)
         files = _write_containers(job, reference, QuantizedCheckpoint(checkpoint_path), folder)
@@ -101,8 +105,12 @@ def export(
             expect_tied=job.graph.tied,
             input_file=None if job.kept is None else job.kept.path,
         )
-        texts = {"calibration": calibrated, "evaluation": describe_sequences(evaluated, evaluation_text)}
-        manifest, checks = _finish(job, folder, validation, texts)
+        calibrated = None if found is None else describe_sequences(found.sequences, calibration_text)
+        used = {
+            "calibration": calibrated or {"description": "none"},
+            "evaluation": describe_sequences(evaluated, evaluation_text),
+        }
+        manifest, checks = _finish(job, folder, validation, used)
     return ExportResult(out, manifest, checks)
 
 
@@ -116,14 +124,17 @@ def allowed_ids(tokenizer: TextTokenizer | None, rows: int) -> NDArray[np.bool_]
 
 
 RANDOM_IDS = "random ids"
+_OWN_TEXT = "text that the model wrote itself (samples)"
 
 
 def describe_sequences(sequences: text.Sequences, corpus: text.Corpus) -> dict[str, Any]:
     """What was run, for the manifest."""
     count, length = sequences.ids.shape
     is_text = RANDOM_IDS not in sequences.domains
+    own = "; " + _OWN_TEXT if corpus.domains and text.SAMPLES in sequences.domains else ""
+    description = corpus.description + own
     return {
-        "description": corpus.description if is_text else "random token ids",
+        "description": description if is_text else "random token ids",
         "sha256": corpus.sha256 if is_text else None,
         "sequences": count,
         "length": length,
@@ -136,18 +147,38 @@ def make_sequences(
     source: ModelSource, tokenizer: TextTokenizer | None, rows: int, corpus: text.Corpus, sampling: Sampling
 ) -> text.Sequences:
     """Sequences of the text, no longer than the model's context; seeded random ids where there is no tokenizer."""
-    limit = int(source.config.get("max_position_embeddings") or source.config.get("n_positions") or 1 << 20)
-    length = min(sampling.length, limit)
+    length = sequence_length(source, sampling)
     if tokenizer is not None:
         return text.cut_sequences(corpus, tokenizer, sampling.sequences, length)
     ids = np.random.default_rng(0).integers(0, rows, (sampling.sequences, length))
     return text.Sequences(ids, (RANDOM_IDS,) * sampling.sequences, False)
 
 
-def _calibration_sequences(job: Job, corpus: text.Corpus) -> text.Sequences | None:
+def sequence_length(source: ModelSource, sampling: Sampling) -> int:
+    """Tokens in a sequence, no more than the model's context."""
+    limit = int(source.config.get("max_position_embeddings") or source.config.get("n_positions") or 1 << 20)
+    return min(sampling.length, limit)
+
+
+def calibration_request(job: Job, corpus: text.Corpus) -> Request | None:
+    """What is to be measured on, before the model is loaded; None where the effort or the tokenizer leaves nothing.
+
+    Raises:
+        TieqError: if a text is too short or repeats a few tokens.
+    """
     if job.recipe.effort == "quick" or job.tokenizer is None:
         return None
-    return make_sequences(job.source, job.tokenizer, job.graph.rows, corpus, job.recipe.calibration_sampling)
+    sampling = job.recipe.calibration_sampling
+    return request(corpus, job.tokenizer, job.graph.rows, sampling.sequences, sequence_length(job.source, sampling))
+
+
+def calibrate_job(
+    job: Job, wanted: Request, load: Callable[[], ReferenceModel], *, full: bool | None = None, cache: bool = True
+) -> Calibration:
+    """Measure for a job, or take what an earlier command measured; ``full`` follows from the effort where not given."""
+    identity = {"fingerprint": job.source.fingerprint(), "tied": job.graph.tied, "table": job.table}
+    full = job.recipe.effort == "best" if full is None else full
+    return calibrate(wanted, load, full=full, model=identity, cache=usable_cache(cache))
 
 
 def _write_documents(job: Job, folder: Path) -> None:

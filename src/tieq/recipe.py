@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -142,6 +144,37 @@ def load_recipe(path: Path) -> Recipe:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
         raise TieqError(f"{problems}.", where=str(path), todo="Correct these keys.") from error
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """The recipes that are installed with tieq, by name."""
+    return {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.yaml"))}
+
+
+def find_recipe(wanted: str | Path) -> Recipe:
+    """The recipe of a file that exists, else the shipped one of this name.
+
+    Raises:
+        TieqError: if it is neither, with the known names, or the file is no recipe.
+    """
+    path, known = Path(wanted), shipped_recipes()
+    if path.exists():
+        return load_recipe(path)
+    if str(wanted) in known:
+        return load_recipe(known[str(wanted)])
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        return load_recipe(path)  # which says why it cannot be read
+    near = difflib.get_close_matches(str(wanted), known, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    raise TieqError(
+        "is no file and no shipped recipe.", where=f"recipe '{wanted}'", todo=f"{hint}Known: {', '.join(known)}."
+    )
+
+
+def recipe_schema() -> str:
+    """JSON schema of a recipe file, for editors, as text."""
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
+    return json.dumps(schema, indent=2) + "\n"
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -2,7 +2,9 @@
 
 Prose is Python's own language reference (``pydoc_data.topics``), code is the standard library's source. Documents
 go to one part or the other by the parity of their name's hash, so that no document serves both; passages that two
-documents share are left to the evaluation part.
+documents share are left to the evaluation part. The calibration part has a third domain, text that the model writes
+itself (:mod:`tieq.calibrate.generate`). Prose in other languages is not among it: neither the standard library nor a
+dependency carries enough of it (message catalogs are no prose); a file of one's own adds it.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import dataclasses
 import hashlib
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +26,9 @@ from tieq.source.tokenizer import TextTokenizer
 _LINE = 1000
 _RUN_LINES, _RUN_CHARACTERS = 4, 60
 CALIBRATION, EVALUATION = "calibration", "evaluation"
+SAMPLES = "samples"
+# Fewer different tokens than this, or than a sixteenth of all, are no text to learn anything from.
+_FEWEST_TOKENS = 16
 _CODE_MODULES = (
     "argparse", "ast", "calendar", "cmd", "configparser", "copy", "csv", "dataclasses", "datetime", "difflib",
     "doctest", "enum", "fractions", "ftplib", "functools", "gettext", "gzip", "heapq", "inspect", "ipaddress",
@@ -34,10 +40,14 @@ _CODE_MODULES = (
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Text by domain, with the sentence that says what it is and a SHA-256 over all of it."""
+    """Text by domain, with the sentence that says what it is and a SHA-256 over all of it.
+
+    With ``samples``, text that the model writes itself is one domain more; it is made when the model is there.
+    """
 
     domains: dict[str, str]
     description: str
+    samples: bool = False
 
     @property
     def sha256(self) -> str:
@@ -46,6 +56,11 @@ class Corpus:
         for name, text in self.domains.items():
             digest.update(name.encode() + b"\0" + text.encode("utf-8", "surrogatepass") + b"\0")
         return digest.hexdigest()
+
+    def shares(self, count: int) -> dict[str, int]:
+        """How many of ``count`` sequences each domain gives, the model's own samples last."""
+        names = [*self.domains, *([SAMPLES] if self.samples else [])]
+        return {name: count // len(names) + (number < count % len(names)) for number, name in enumerate(names)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +76,22 @@ class Sequences:
         every = max(1, -(-self.ids.size // tokens))
         return self.ids[::every]
 
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """What each sequence counts for, ``[sequences]``, mean one: every domain counts for the same."""
+        sizes = {name: self.domains.count(name) for name in self.domains}
+        return np.array([len(self.domains) / len(sizes) / sizes[name] for name in self.domains])
+
+    @property
+    def sha256(self) -> str:
+        """Hash over shape, ids and domains."""
+        digest = hashlib.sha256(f"{self.ids.shape} {self.domains}".encode())
+        digest.update(np.ascontiguousarray(self.ids, dtype="<i8").data)
+        return digest.hexdigest()
+
 
 def default_corpus(part: str) -> Corpus:
-    """The default text of one part, ``calibration`` or ``evaluation``."""
+    """The default text of one part, ``calibration`` (with the model's own samples) or ``evaluation``."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     domains = {}
     for name, documents in (("prose", _prose), ("code", _code)):
@@ -73,7 +101,26 @@ def default_corpus(part: str) -> Corpus:
     return Corpus(
         domains,
         f"Python {version} language reference (prose) and standard library source (code), {part} part",
+        samples=part == CALIBRATION,
     )
+
+
+def calibration_corpus(wanted: Iterable[str | Path]) -> Corpus:
+    """The calibration text that the user named, or the default one where nothing is named.
+
+    Args:
+        wanted: text files; the string ``samples`` stands for text that the model writes itself (a file of that name is
+            given as ``./samples`` or as a ``Path``).
+
+    Raises:
+        TieqError: see :func:`file_corpus`.
+    """
+    names = list(wanted)
+    if not names:
+        return default_corpus(CALIBRATION)
+    paths = [Path(name) for name in names if name != SAMPLES]
+    files = file_corpus(paths) if paths else Corpus({}, "text that the model wrote itself")
+    return dataclasses.replace(files, samples=SAMPLES in names)
 
 
 def file_corpus(paths: list[Path]) -> Corpus:
@@ -103,12 +150,11 @@ def cut_sequences(corpus: Corpus, tokenizer: TextTokenizer, count: int, length: 
         TieqError: if the text is too short for even one sequence a domain; shorter text gives fewer sequences.
     """
     bos = [] if tokenizer.bos is None else [tokenizer.bos]
-    names = list(corpus.domains)
+    shares = corpus.shares(count)
     rows, domains = [], []
-    for position, (name, text) in enumerate(corpus.domains.items()):
-        share = count // len(names) + (position < count % len(names))
-        passages = _passages(text, tokenizer, share, length - len(bos))
-        if not passages and share:
+    for name, text in corpus.domains.items():
+        passages = _passages(text, tokenizer, shares[name], length - len(bos))
+        if not passages and shares[name]:
             raise TieqError(
                 f"the text '{name}' has {len(tokenizer.encode(text))} tokens, fewer than one sequence of {length}.",
                 where=corpus.description,
@@ -116,7 +162,18 @@ def cut_sequences(corpus: Corpus, tokenizer: TextTokenizer, count: int, length: 
             )
         rows += [bos + passage for passage in passages]
         domains += [name] * len(passages)
-    return Sequences(np.array(rows, dtype=np.int64), tuple(domains), bool(bos))
+    return Sequences(np.array(rows, dtype=np.int64).reshape(-1, length), tuple(domains), bool(bos))
+
+
+def monotonous_domains(sequences: Sequences) -> dict[str, int]:
+    """Domains that repeat a few tokens, with the number of different ones: nothing can be calibrated on them."""
+    found = {}
+    for name in dict.fromkeys(sequences.domains):
+        ids = sequences.ids[[domain == name for domain in sequences.domains]][:, int(sequences.has_bos) :]
+        different = len(np.unique(ids))
+        if different < min(_FEWEST_TOKENS, ids.size // 16):
+            found[name] = different
+    return found
 
 
 def _passages(text: str, tokenizer: TextTokenizer, count: int, tokens: int) -> list[list[int]]:

@@ -8,13 +8,15 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import tiny
+from safetensors.numpy import load_file, save_file
 from test_faults import copy, duplicate_table
 
 import tieq
 from tieq.cli import main
-from tieq.recipe import Gates, dump_recipe
+from tieq.recipe import Gates, dump_recipe, shipped_recipes
 
 
 class Outcome(NamedTuple):
@@ -230,3 +232,31 @@ def test_an_artifact_is_refused_by_weights_it_was_not_made_from(tieq_command, ti
     done = tieq_command("validate", tiny_export().folder, "--reference", other)
     assert done.code == 2
     assert "other weights than the artifact was made from" in done.err
+
+
+def test_recipes_are_listed_and_their_schema_printed(tieq_command):
+    shown = tieq_command("recipes")
+    assert shown.code == 0
+    assert "near-lossless" in shown.out
+    listed = {row["name"] for row in json.loads(tieq_command("recipes", "--json").out)["recipes"]}
+    assert listed == set(shipped_recipes())
+    schema = json.loads(tieq_command("recipes", "--schema").out)
+    assert schema["additionalProperties"] is False
+    assert "table" in schema["properties"]
+
+
+def test_a_shipped_recipe_is_named_without_a_path(tieq_command, tmp_path):
+    wrong = tieq_command("export", "--model", "gpt2", "--recipe", "neer-lossless", "--out", tmp_path / "out")
+    assert wrong.code == 2
+    assert "Did you mean near-lossless?" in wrong.err
+
+
+def test_inspect_lists_rows_that_export_would_refuse(tieq_command, tiny_checkpoint, tmp_path):
+    folder = copy(tiny_checkpoint(), tmp_path / "llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.embed_tokens.weight"][[3, 40], 0] = np.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    shown = tieq_command("inspect", folder)
+    assert shown.code == 0
+    said = "2 rows of 'model.embed_tokens.weight' hold NaN or infinity: 3, 40; export refuses them."
+    assert f"note: {said}" in shown.out

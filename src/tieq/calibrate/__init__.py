@@ -9,7 +9,22 @@ gradient at the looked-up row, with targets sampled from the model itself.
 
 from __future__ import annotations
 
+from tieq.calibrate.cache import CalibrationCache, usable_cache
 from tieq.calibrate.measure import measure
+from tieq.calibrate.run import Calibration, Request, calibrate, request
 from tieq.calibrate.statistics import RowUse, Statistics, TableCost, TokenSample, usable_importance
 
-__all__ = ["RowUse", "Statistics", "TableCost", "TokenSample", "measure", "usable_importance"]
+__all__ = [
+    "Calibration",
+    "CalibrationCache",
+    "Request",
+    "RowUse",
+    "Statistics",
+    "TableCost",
+    "TokenSample",
+    "calibrate",
+    "measure",
+    "request",
+    "usable_cache",
+    "usable_importance",
+]

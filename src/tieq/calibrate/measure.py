@@ -21,18 +21,20 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
 
     Args:
         model: the float model.
-        sequences: calibration tokens.
-        full: also take the table's cost and use, which runs the model backwards too.
+        sequences: calibration tokens; each domain weighs the same, however many sequences it has.
+        full: also take the table's cost and use, which runs the model backwards too. Where the model's logits or
+            gradients are not finite, cost and use are left out.
     """
     import torch
 
     inputs_seen, gradients_seen = _Sums(), _Sums()
+    weight = 1.0
 
     def watch(name: str) -> Any:
         def hook(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            inputs_seen.add(name, inputs[0].detach())
+            inputs_seen.add(name, inputs[0].detach(), weight)
             if output.requires_grad and module is not model.module.get_output_embeddings():
-                output.register_hook(lambda gradient: gradients_seen.add(name, gradient))
+                output.register_hook(lambda gradient: gradients_seen.add(name, gradient, weight))
 
         return hook
 
@@ -41,13 +43,13 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
         for name, module in model.module.named_modules()
         if type(module).__name__ in ("Linear", "Conv1D")
     ]
-    every = -(-sequences.ids.size // _SAMPLE_TOKENS)
+    sampled = _sampled(sequences)
     meter = _TableMeter(model) if full else None
     try:
         with counter("calibration", len(sequences.ids), "sequences") as advance:
-            for number, row in enumerate(sequences.ids):
+            for number, (row, weight) in enumerate(zip(sequences.ids, sequences.weights.tolist(), strict=True)):
                 if meter is not None:
-                    meter.add(row, sampled=number % every == 0)
+                    meter.add(row, weight, sampled=number in sampled)
                 else:
                     with torch.no_grad():
                         model.module(torch.from_numpy(row)[None], use_cache=False)
@@ -57,23 +59,36 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
             handle.remove()
     tokens = int(sequences.ids.size)
     means = inputs_seen.means(tokens)
-    if meter is None:
+    if meter is None or not meter.is_finite:
         return Statistics(means, tokens)
-    return Statistics(means, tokens, gradients_seen.means(tokens), meter.cost(), meter.use(), meter.sample())
+    cost = meter.cost()
+    if not (np.isfinite(cost.lookup).all() and np.isfinite(cost.logits).all()):
+        return Statistics(means, tokens)
+    return Statistics(means, tokens, gradients_seen.means(tokens), cost, meter.use(), meter.sample())
 
 
 class _Sums:
-    """Sums of squares by name, a column at a time, in float64."""
+    """Weighted sums of squares by name, a column at a time, in float64."""
 
     def __init__(self) -> None:
         self._totals: dict[str, Any] = {}
 
-    def add(self, name: str, values: Any) -> None:
-        found = values.reshape(-1, values.shape[-1]).double().square().sum(0)
+    def add(self, name: str, values: Any, weight: float) -> None:
+        found = values.reshape(-1, values.shape[-1]).double().square().sum(0) * weight
         self._totals[name] = found if name not in self._totals else self._totals[name].add_(found)
 
     def means(self, tokens: int) -> dict[str, NDArray[np.float32]]:
         return {name: (total / tokens).float().numpy() for name, total in self._totals.items()}
+
+
+def _sampled(sequences: Sequences) -> set[int]:
+    """Numbers of the sequences whose positions are kept: as many of each domain, spread over it."""
+    members: dict[str, list[int]] = {}
+    for number, domain in enumerate(sequences.domains):
+        members.setdefault(domain, []).append(number)
+    budget = max(1, _SAMPLE_TOKENS // sequences.ids.shape[1] // len(members))
+    count = min(budget, *map(len, members.values()))
+    return {numbers[part * len(numbers) // count] for numbers in members.values() for part in range(count)}
 
 
 class _TableMeter:
@@ -86,6 +101,7 @@ class _TableMeter:
         self._model.requires_grad_(False)
         # Targets are drawn from the model's own distribution, the same ones in every run.
         self._random = torch.Generator().manual_seed(0)
+        self.is_finite = True
         self._tokens = 0
         self._hidden: Any = 0
         self._gradient: Any = 0
@@ -95,7 +111,7 @@ class _TableMeter:
         self._squares = torch.zeros(rows, dtype=torch.float64)
         self._sampled: list[tuple[NDArray[np.int64], Any, Any]] = []
 
-    def add(self, row: NDArray[np.int64], *, sampled: bool) -> None:
+    def add(self, row: NDArray[np.int64], weight: float, *, sampled: bool) -> None:
         """Run one sequence forwards and backwards."""
         import torch
 
@@ -113,7 +129,10 @@ class _TableMeter:
         try:
             with torch.enable_grad():
                 logits = self._model(torch.from_numpy(row)[None], use_cache=False).logits[0].float()
-                targets, spread = self._sample_targets(logits)
+                if not logits.isfinite().all():
+                    self.is_finite = False
+                    return
+                targets, spread = self._sample_targets(logits, weight)
                 torch.nn.functional.cross_entropy(logits, targets, reduction="sum").backward()  # type: ignore[no-untyped-call]
         finally:
             for handle in handles:
@@ -121,22 +140,23 @@ class _TableMeter:
         # Gemma 3 scales inside the embedding module; the gradient is wanted at the stored row.
         gradient = kept["rows"].grad[0] * float(getattr(lookup, "embed_scale", 1.0))
         wide, hidden = gradient.double(), kept["hidden"].double()
-        self._hidden = self._hidden + (hidden * spread[:, None]).T @ hidden
-        self._gradient = self._gradient + wide.T @ wide
-        self._lookups += torch.bincount(torch.from_numpy(row), minlength=len(self._lookups))
+        self.is_finite = self.is_finite and bool(wide.isfinite().all() and hidden.isfinite().all())
+        self._hidden = self._hidden + weight * ((hidden * spread[:, None]).T @ hidden)
+        self._gradient = self._gradient + weight * (wide.T @ wide)
+        self._lookups += weight * torch.bincount(torch.from_numpy(row), minlength=len(self._lookups))
         self._tokens += len(row)
         if sampled:
             self._sampled.append((row, kept["hidden"].float().numpy(), gradient.float().numpy()))
 
-    def _sample_targets(self, logits: Any) -> tuple[Any, Any]:
+    def _sample_targets(self, logits: Any, weight: float) -> tuple[Any, Any]:
         """Targets from the model's distribution, and ``1 - sum p^2``, ``[length]`` each."""
         import torch
 
         with torch.no_grad():
             chances = logits.softmax(-1)
-            self._probability += chances.sum(0)
+            self._probability += weight * chances.sum(0)
             squares = chances.square()
-            self._squares += squares.sum(0)
+            self._squares += weight * squares.sum(0)
             targets = torch.multinomial(chances, 1, generator=self._random)[:, 0]
             return targets, 1 - squares.sum(1, dtype=torch.float64)
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tieq.errors import TieqError
+
+FORMAT_VERSION = 3
+
 # Added to the diagonal, as a share of its mean, where calibration text may have left a direction out.
 _TABLE_DAMPING, _DIAGONAL_DAMPING = 0.1, 0.01
+# Means of second moments with which float32 still has room for squares of errors on either side.
+_SMALLEST, _LARGEST = 1e-30, 1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +34,8 @@ class TableCost:
 
     def of(self, role: str) -> NDArray[np.float32]:
         """The matrix for a table that plays ``lookup``, ``logits`` or (``table``) both, damped."""
-        cost = {"lookup": self.lookup, "logits": self.logits}.get(role, self.lookup + self.logits)
+        with np.errstate(over="ignore"):  # what is not finite then is not used
+            cost = {"lookup": self.lookup, "logits": self.logits}.get(role, self.lookup + self.logits)
         return damped(cost, _TABLE_DAMPING)
 
 
@@ -81,21 +90,76 @@ class Statistics:
     rows: RowUse | None = None
     sample: TokenSample | None = None
 
-    def save(self, path: Path, source: dict[str, str]) -> None:
-        """Write ``calibration.safetensors``: mean squares, the table's cost and use, with the text's identity."""
+    def save(self, path: Path, about: dict[str, Any], *, whole: bool = False) -> None:
+        """Write a calibration file (safetensors), with what it belongs to.
+
+        Args:
+            path: file to write.
+            about: what was measured on what, plain values; :meth:`load` returns it.
+            whole: also write output gradients and single positions, which only the cache keeps.
+        """
         from safetensors.numpy import save_file
 
+        tensors = {name: np.ascontiguousarray(value) for name, value in sorted(self.tensors(whole=whole).items())}
         # One key, because safetensors writes several in an order that changes from run to run.
-        metadata = {"tieq": json.dumps({"tokens": self.tokens, **source}, sort_keys=True)}
-        kept = dict(sorted(self.second_moments.items()))
-        if self.table is not None:
-            kept |= {"table.lookup_cost": self.table.lookup, "table.logits_cost": self.table.logits}
-        if self.rows is not None:
-            kept |= {f"rows.{field.name}": getattr(self.rows, field.name) for field in dataclasses.fields(RowUse)}
-        save_file(kept, path, metadata=metadata)
+        known = {**about, "version": FORMAT_VERSION, "tokens": self.tokens, "content_sha256": _digest(tensors)}
+        save_file(tensors, path, metadata={"tieq": json.dumps(known, sort_keys=True)})
+
+    @classmethod
+    def load(cls, path: Path) -> tuple[Statistics, dict[str, Any]]:
+        """Read a calibration file back, equal bit for bit, with what it belongs to.
+
+        Raises:
+            TieqError: if it is no calibration file of this version, or its content is not what was written.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), framework="numpy") as file:
+                about = json.loads(file.metadata()["tieq"])
+                version, expected, tokens = about.pop("version"), about.pop("content_sha256"), int(about.pop("tokens"))
+                tensors = {name: np.array(file.get_tensor(name)) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise TieqError(f"is no calibration file ({error}).", where=str(path)) from error
+        if version != FORMAT_VERSION:
+            raise TieqError(f"has format version {version}, this tieq reads {FORMAT_VERSION}.", where=str(path))
+        if _digest(tensors) != expected:
+            raise TieqError("is damaged: its content has another SHA-256.", where=str(path))
+        prefixes = (_GRADIENTS, *_PREFIXES.values())
+        return cls(
+            {name: value for name, value in tensors.items() if not name.startswith(prefixes)},
+            tokens,
+            {name.removeprefix(_GRADIENTS): v for name, v in tensors.items() if name.startswith(_GRADIENTS)},
+            *(_record(kind, prefix, tensors) for kind, prefix in _PREFIXES.items()),
+        ), about
+
+    def tensors(self, *, whole: bool) -> dict[str, NDArray[Any]]:
+        """What a calibration file holds: second moments under their matrix's name, the rest under prefixes."""
+        kept: dict[str, NDArray[Any]] = dict(self.second_moments)
+        if whole:
+            kept |= {f"{_GRADIENTS}{name}": value for name, value in self.gradients.items()}
+        for record in (self.table, self.rows, self.sample if whole else None):
+            if record is not None:
+                prefix = _PREFIXES[type(record)]
+                kept |= {f"{prefix}{field.name}": getattr(record, field.name) for field in dataclasses.fields(record)}
+        return kept
+
+    def problems(self) -> tuple[str, ...]:
+        """What of it says nothing, and what is done without it; one sentence each."""
+        unusable = [name for name, value in self.second_moments.items() if usable_importance(value) is None]
+        found = []
+        if unusable:
+            more = f" and {len(unusable) - 1} more" if len(unusable) > 1 else ""
+            found.append(
+                f"calibration says nothing about {unusable[0]}{more} (its inputs are zero or not finite): "
+                "rounded with equal weights."
+            )
+        if self.table is not None and usable_importance(self.table.of("table")) is None:
+            found.append("the table's cost is zero: the table is rounded by its inputs' second moments.")
+        return tuple(found)
 
     def importance(self, name: str, role: str, logits: str) -> NDArray[np.float32] | None:
-        """What a solver weighs errors of a matrix with, or None where nothing usable was measured.
+        """What a solver weighs errors of a matrix with: None where it was not measured, ones where that says nothing.
 
         Args:
             name: the matrix.
@@ -103,21 +167,49 @@ class Statistics:
             logits: name under which the logits role's inputs stand.
         """
         if role != "body" and self.table is not None:
-            return usable_importance(self.table.of(role))
-        return usable_importance(self.second_moments.get(logits if role in ("table", "logits") else name))
+            cost = usable_importance(self.table.of(role))
+            if cost is not None:
+                return cost
+        measured = self.second_moments.get(logits if role in ("table", "logits") else name)
+        if measured is None:
+            return None
+        found = usable_importance(measured)
+        return np.ones(len(measured), np.float32) if found is None else found
+
+
+_GRADIENTS = "gradients."
+_PREFIXES: dict[type[Any], str] = {TableCost: "table.", RowUse: "rows.", TokenSample: "sample."}
+
+
+def _record(kind: type[Any], prefix: str, tensors: dict[str, NDArray[Any]]) -> Any:
+    fields = {field.name: tensors.get(f"{prefix}{field.name}") for field in dataclasses.fields(kind)}
+    return None if any(value is None for value in fields.values()) else kind(**fields)
+
+
+def _digest(tensors: dict[str, NDArray[Any]]) -> str:
+    """SHA-256 over names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {value.shape}\n".encode())
+        digest.update(value.data)
+    return digest.hexdigest()
 
 
 def damped(matrix: NDArray[np.float32], share: float) -> NDArray[np.float32]:
-    """Add ``share`` of the mean of the diagonal to the diagonal of ``[columns, columns]``."""
-    raised: NDArray[np.float32] = matrix + np.eye(len(matrix), dtype=np.float32) * np.float32(
-        share * float(matrix.diagonal().mean())
-    )
+    """Add ``share`` of the mean of the diagonal to the diagonal of ``[columns, columns]``; beyond float32, nothing."""
+    level = share * float(matrix.diagonal().mean(dtype=np.float64))
+    raised: NDArray[np.float32] = matrix.copy()
+    if level < _LARGEST:
+        np.fill_diagonal(raised, matrix.diagonal() + np.float32(level))
     return raised
 
 
 def usable_importance(moments: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-    """Importance from second moments, or None where they say nothing (absent, not finite, all zero)."""
-    if moments is None or not np.isfinite(moments).all() or not moments.any():
+    """Importance from second moments, or None where they say nothing (absent, not finite, all zero or nearly)."""
+    if moments is None or not np.isfinite(moments).all():
+        return None
+    level = float(np.mean(moments if moments.ndim == 1 else moments.diagonal(), dtype=np.float64))
+    if not _SMALLEST <= level <= _LARGEST:
         return None
     if moments.ndim == 2:
         return moments

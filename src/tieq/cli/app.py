@@ -42,7 +42,9 @@ def export(
         str | None,
         typer.Option(help="quick (no calibration), standard (a weight a column) or best (full cost; minutes)."),
     ] = None,
-    recipe: Annotated[Path | None, typer.Option(help="Recipe file instead of --bits.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="Recipe file or the name of a shipped one (`tieq recipes`) instead of --bits.")
+    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", help="onnx, gguf or ort; repeatable. [default: onnx and gguf; gguf with --keep-body]"),
@@ -54,7 +56,13 @@ def export(
     keep_body: Annotated[
         bool, typer.Option("--keep-body", help="GGUF: re-solve the table alone, keep every other byte.")
     ] = False,
-    calibration: Annotated[list[Path] | None, typer.Option(help="Text file to calibrate on; repeatable.")] = None,
+    calibration: Annotated[
+        list[str] | None,
+        typer.Option(help="Text file to calibrate on, or `samples` for text that the model writes; repeatable."),
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Calibrate again, and keep nothing. [env var: TIEQ_NO_CACHE]")
+    ] = False,
     text: Annotated[list[Path] | None, typer.Option(help="Text file to evaluate on; repeatable.")] = None,
     pre_tokenizer: Annotated[
         str | None, typer.Option(help="llama.cpp pre-tokenizer, where it is not recognized.")
@@ -74,8 +82,9 @@ def export(
         check_formats(formats),
         tie=tie,
         keep_body=keep_body,
-        calibration=calibration,
+        calibration=calibration or (),
         evaluation=text,
+        cache=not no_cache,
     )
     if as_json:
         _emit({"folder": str(result.folder), "manifest": result.manifest, "checks": result.checks})
@@ -136,6 +145,25 @@ def runtimes(as_json: JsonOption = False) -> None:
             }
         )
     _emit({"runtimes": rows}) if as_json else show_runtimes(rows)
+
+
+@app.command()
+def recipes(
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a recipe file.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the recipes that ship with tieq, for `--recipe NAME`."""
+    from tieq.cli.show import show_recipes
+    from tieq.recipe import load_recipe, recipe_schema, shipped_recipes
+
+    if schema:
+        typer.echo(recipe_schema(), nl=False)
+        return
+    rows = []
+    for name, path in shipped_recipes().items():
+        chosen = load_recipe(path)
+        rows.append({"name": name, "description": chosen.description, "file": str(path)})
+    _emit({"recipes": rows}) if as_json else show_recipes(rows)
 
 
 @app.callback(invoke_without_command=True)

@@ -10,16 +10,16 @@ from pydantic import BaseModel, ValidationError
 
 from tieq.errors import TieqError
 from tieq.prepare import FORMATS
-from tieq.recipe import Gates, Recipe, Sampling, load_recipe, recipe_for_bits
+from tieq.recipe import Gates, Recipe, Sampling, find_recipe, load_recipe, recipe_for_bits
 
 _DEFAULT_BITS = 4
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def build_recipe(
-    bits: int | None, effort: str | None, path: Path | None, pre_tokenizer: str | None, keep_body: bool
+    bits: int | None, effort: str | None, path: str | None, pre_tokenizer: str | None, keep_body: bool
 ) -> Recipe:
-    """The recipe of a file or of ``--bits``, with the command line's changes.
+    """The recipe of a file, of a name or of ``--bits``, with the command line's changes.
 
     Raises:
         TieqError: if both are given or a value is not allowed.
@@ -27,7 +27,7 @@ def build_recipe(
     if bits is not None and path is not None:
         raise TieqError("--bits and --recipe exclude each other.", todo="Give one of them.")
     if path is not None:
-        recipe = load_recipe(path)
+        recipe = find_recipe(path)
     else:
         recipe = recipe_for_bits(_DEFAULT_BITS if bits is None else bits, keep_body=keep_body)
     changes: dict[str, Any] = {}

@@ -132,3 +132,8 @@ def show_runtimes(rows: list[dict[str, Any]]) -> None:
         for row in rows
     ]
     _table(("runtime", "what for", "files", "state", "version, or how to get it"), cells)
+
+
+def show_recipes(rows: list[dict[str, Any]]) -> None:
+    """Print the shipped recipes."""
+    _table(("recipe", "what it is"), [(row["name"], row["description"]) for row in rows])

@@ -95,7 +95,7 @@ class ModelSource(abc.ABC):
     def fingerprint(self) -> str:
         """SHA-256 over the weights' bytes and the configuration."""
 
-    def finite_problems(self, info: TensorInfo, chunk: int = 8192) -> list[int]:
+    def bad_rows(self, info: TensorInfo, chunk: int = 8192) -> list[int]:
         """Rows of a role tensor that hold NaN or infinity."""
         bad: list[int] = []
         for start in range(0, info.shape[0], chunk):

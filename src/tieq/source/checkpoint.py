@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tieq.artifact import read_json
 from tieq.errors import RefusedError
 from tieq.records import TensorInfo
 from tieq.source.base import GgufLayout, ModelSource, text_config
@@ -19,21 +19,6 @@ from tieq.source.converter import Converter
 
 INDEX = "model.safetensors.index.json"
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Parse a JSON object.
-
-    Raises:
-        RefusedError: if the file cannot be read or is no JSON object.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RefusedError(f"cannot be read as JSON ({error}).", where=str(path)) from error
-    if not isinstance(content, dict):
-        raise RefusedError("is not a JSON object.", where=str(path))
-    return content
 
 
 class CheckpointSource(ModelSource):

@@ -40,9 +40,7 @@ class GgufSource(ModelSource):
         self.path = path
         self.file = GgufFile(path)
         self.label = label or path.stem
-        kinds = sorted({tensor.kind.upper() for tensor in self.file.tensors.values()})
         self.origin = origin or f"GGUF file {path}"
-        self.stored_types = ", ".join(kinds)
         parts = self.file.get("split.count", 0)
         if isinstance(parts, int) and parts > 1:
             raise RefusedError(

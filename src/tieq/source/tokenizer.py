@@ -76,6 +76,12 @@ class TextTokenizer:
         return frozenset(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
     @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of tokens that stand for no text: beginnings, ends, padding, turns."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return frozenset(number for number, token in added.items() if token.special)
+
+    @functools.cached_property
     def bos(self) -> int | None:
         """Id that begins every sequence, where the tokenizer itself puts one; None elsewhere."""
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids

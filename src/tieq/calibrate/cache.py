@@ -1,0 +1,103 @@
+"""Whole calibrations kept in the user's cache, so that a second command on the same model and text measures nothing.
+
+A file is named by the SHA-256 of everything that the measurement follows from; it is used only if it says the same and
+its content has the digest that it was written with. ``TIEQ_CACHE`` moves the folder; ``TIEQ_NO_CACHE`` and the option
+``--no-cache`` leave it alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from tieq.calibrate.statistics import FORMAT_VERSION, Statistics
+from tieq.errors import TieqError
+from tieq.progress import say
+from tieq.source.package import cache_folder
+
+# A measurement with more bytes is made again instead: whole matrices of a 1B model take 1.9 GB.
+LARGEST_FILE = 1_000_000_000
+# Beyond this the files that were not used for longest go.
+LARGEST_FOLDER = 4_000_000_000
+_SUFFIX, _PARTIAL = ".safetensors", ".partial-"
+_STALE_SECONDS = 3600.0
+
+
+class CalibrationCache:
+    """The folder of kept calibrations.
+
+    Args:
+        folder: where, the user's cache by default.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or cache_folder() / "calibration"
+
+    def load(self, identity: dict[str, Any]) -> tuple[Statistics, dict[str, Any]] | None:
+        """The measurement of exactly this identity with what was saved beside it, or None."""
+        path = self._path(identity)
+        if not path.is_file():
+            return None
+        try:
+            statistics, about = Statistics.load(path)
+        except TieqError as error:
+            say(f"calibration: a kept file is not used: {error}")
+            return None
+        if about.get("identity") != identity:
+            say(f"calibration: a kept file is not used: {path}: belongs to another model or text.")
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used last, so removed last
+        say(f"calibration: reused from {about['made']} ({path.stem[:12]}); --no-cache measures again")
+        return statistics, about["beside"]
+
+    def save(self, statistics: Statistics, identity: dict[str, Any], beside: dict[str, Any]) -> None:
+        """Keep a measurement; a disk that does not take it is said and does no other harm."""
+        size = sum(value.nbytes for value in statistics.tensors(whole=True).values())
+        if size > LARGEST_FILE:
+            say(f"calibration: not kept for reuse, {size / 1e6:.0f} MB are more than {LARGEST_FILE / 1e6:.0f} MB")
+            return
+        made = dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        target = self._path(identity)
+        from safetensors import SafetensorError
+
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=self.folder) as work:
+                written = Path(work) / target.name
+                statistics.save(written, {"identity": identity, "beside": beside, "made": made}, whole=True)
+                written.replace(target)
+            self._remove_oldest()
+        except (OSError, SafetensorError) as error:
+            say(f"calibration: not kept for reuse ({error})")
+
+    def _path(self, identity: dict[str, Any]) -> Path:
+        text = json.dumps({**identity, "version": FORMAT_VERSION}, sort_keys=True)
+        return self.folder / (hashlib.sha256(text.encode()).hexdigest()[:32] + _SUFFIX)
+
+    def _remove_oldest(self) -> None:
+        for left in self.folder.glob(f"{_PARTIAL}*"):  # of commands that were killed
+            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+        states = sorted(
+            ((path.stat(), path) for path in self.folder.glob(f"*{_SUFFIX}")), key=lambda found: found[0].st_mtime
+        )
+        total = sum(state.st_size for state, _ in states)
+        for state, path in states[:-1]:  # the one just written stays
+            if total <= LARGEST_FOLDER:
+                break
+            path.unlink(missing_ok=True)
+            total -= state.st_size
+
+
+def usable_cache(wanted: bool = True) -> CalibrationCache | None:
+    """The user's cache, or None where it is not wanted."""
+    return CalibrationCache() if wanted and not os.environ.get("TIEQ_NO_CACHE") else None
