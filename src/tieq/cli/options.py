@@ -47,10 +47,11 @@ def check_formats(formats: list[str] | None) -> tuple[str, ...]:
 
 
 def default_out(model: str, recipe: Recipe) -> Path:
-    """``artifacts/MODEL-RECIPE``."""
+    """``artifacts/MODEL-RECIPE``; a recipe that begins with the model's name says it once."""
     stem = Path(model).name if Path(model).exists() else model.rpartition("/")[2]
-    label = re.sub(r"[^\w.-]+", "-", f"{Path(stem).stem if stem.endswith('.gguf') else stem}-{recipe.name}".lower())
-    return Path("artifacts") / label
+    stem = (Path(stem).stem if stem.endswith(".gguf") else stem).lower()
+    name = recipe.name.lower()
+    return Path("artifacts") / re.sub(r"[^\w.-]+", "-", name if name.startswith(stem) else f"{stem}-{name}")
 
 
 def build_gates(
