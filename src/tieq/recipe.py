@@ -158,7 +158,7 @@ def find_recipe(wanted: str | Path) -> Recipe:
         TieqError: if it is neither, with the known names, or the file is no recipe.
     """
     path, known = Path(wanted), shipped_recipes()
-    if path.exists():
+    if path.is_file():
         return load_recipe(path)
     if str(wanted) in known:
         return load_recipe(known[str(wanted)])

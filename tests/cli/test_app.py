@@ -16,7 +16,8 @@ from test_faults import copy, duplicate_table
 
 import tieq
 from tieq.cli import main
-from tieq.recipe import Gates, dump_recipe, shipped_recipes
+from tieq.cli.options import default_out
+from tieq.recipe import Gates, Recipe, dump_recipe, shipped_recipes
 
 
 class Outcome(NamedTuple):
@@ -260,3 +261,12 @@ def test_inspect_lists_rows_that_export_would_refuse(tieq_command, tiny_checkpoi
     assert shown.code == 0
     said = "2 rows of 'model.embed_tokens.weight' hold NaN or infinity: 3, 40; export refuses them."
     assert f"note: {said}" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "folder"),
+    [("smollm2-135m", "4-bit", "smollm2-135m-4-bit"), ("smollm2-135m", "smollm2-135m-4bit", "smollm2-135m-4bit"),
+     ("org/Model X", "balanced", "model-x-balanced"), ("somewhere/m.Q8_0.gguf", "a b", "m.q8_0-a-b")],
+)  # fmt: skip
+def test_the_default_folder_names_model_and_recipe_once(model, recipe, folder):
+    assert default_out(model, Recipe(name=recipe)) == Path("artifacts") / folder

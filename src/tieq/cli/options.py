@@ -52,9 +52,14 @@ def check_formats(formats: list[str] | None) -> tuple[str, ...] | None:
 
 
 def default_out(model: str, recipe: Recipe, keep_body: bool) -> Path:
-    """``artifacts/MODEL-RECIPE``, and ``-table`` behind it where the table alone is quantized."""
+    """``artifacts/MODEL-RECIPE``, ``-table`` behind it where the table alone is quantized.
+
+    A recipe that begins with the model's name says it once.
+    """
     stem = Path(model).name if Path(model).exists() else model.rpartition("/")[2]
-    label = re.sub(r"[^\w.-]+", "-", f"{Path(stem).stem if stem.endswith('.gguf') else stem}-{recipe.name}".lower())
+    stem = (Path(stem).stem if stem.endswith(".gguf") else stem).lower()
+    name = recipe.name.lower()
+    label = re.sub(r"[^\w.-]+", "-", name if name.startswith(stem) else f"{stem}-{name}")
     return Path("artifacts") / (f"{label}-table" if keep_body else label)
 
 
