@@ -7,6 +7,8 @@ ggml's own codes descends from those, so that no row costs more than ggml's.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,8 @@ from tieq.codecs import ggml
 from tieq.codecs.k_quants import LAYOUTS
 from tieq.solve.error_feedback import Grid, solve_grid
 from tieq.solve.grid import HALF_MAX
+
+_PIECE_ROWS = 1024
 
 
 def encode_under_cost(
@@ -46,5 +50,16 @@ def encode_under_cost(
         affine=bool(minima.any()),
         refits=False,
     )
-    steps = solve_grid(weights, importance, grid, scales, minima, levels[layout.unpack(rows)])
-    return layout.replace(rows, np.searchsorted(levels, steps).astype(np.uint8))
+    steps = solve_grid(weights, importance, grid, scales, minima, _translate(layout.unpack(rows), levels))
+    codes = np.zeros(256, dtype=np.uint8)
+    codes[levels.view(np.uint8)] = np.arange(len(levels))
+    return layout.replace(rows, _translate(steps.view(np.uint8), codes))
+
+
+def _translate(values: NDArray[np.uint8], table: NDArray[Any]) -> NDArray[Any]:
+    """``table[values]``, in pieces: numpy widens an index to eight bytes."""
+    translated = np.empty(values.shape, dtype=table.dtype)
+    for start in range(0, len(values), _PIECE_ROWS):
+        piece = slice(start, start + _PIECE_ROWS)
+        translated[piece] = table[values[piece]]
+    return translated
