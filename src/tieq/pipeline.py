@@ -136,7 +136,8 @@ def _calibrate(
     if job.recipe.effort == "quick" or job.tokenizer is None:
         return None, {"description": "none"}
     sequences = make_sequences(job.source, job.tokenizer, job.graph.rows, corpus, job.recipe.calibration)
-    statistics = measure(model, sequences, full=job.recipe.effort == "best")
+    ranked = any(decision.bands for decision in job.plan.tables)
+    statistics = measure(model, sequences, full=ranked or job.recipe.effort == "best")
     statistics.save(folder / "calibration.safetensors", {"text_sha256": corpus.sha256})
     return statistics, describe_sequences(sequences, corpus)
 

@@ -74,6 +74,8 @@ def prepare(model: str, recipe: Recipe, formats: tuple[str, ...] = DEFAULT_FORMA
     plan = make_plan(parts, graph, recipe, formats, table, calibrated=tokenizer is not None)
     notes = list(graph.notes)
     notes += _fallback_notes(plan)
+    if "gguf" in formats and any(decision.bands for decision in plan.tables):
+        notes.append("GGUF holds one type a tensor; it takes the base table, without the row bands.")
     for note in notes[len(graph.notes) :]:
         say(f"note: {note}")
     if tokenizer is None:

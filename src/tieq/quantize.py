@@ -3,7 +3,9 @@
 ``quantized.safetensors`` holds, per planned matrix in ``[rows = outputs, columns = inputs]`` order: ``NAME.codes``
 uint8 ``[rows, blocks, bytes]`` (ONNX bit order) and ``NAME.scales`` fp16 ``[rows, blocks]`` for the integer schemes,
 ``NAME.ggml`` uint8 ``[rows, row_bytes]`` for other ggml types, ``NAME`` fp16 for casts; every other tensor of the
-model as float32 under its own name. The scheme of each stands in the metadata key ``tieq``.
+model as float32 under its own name. A row band of a table (see :mod:`tieq.bands`) adds ``NAME.band0.codes``,
+``NAME.band0.scales`` and ``NAME.band0.rows``, int32 and ascending. The scheme of each stands in the metadata key
+``tieq``.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tieq.bands import Band, band_prefix, encode_bands
 from tieq.calibrate import Statistics
 from tieq.codecs import ggml
 from tieq.codecs.schemes import SCHEMES, Codes, Scales, dequantize, pack_codes, unpack_codes
@@ -60,7 +63,11 @@ def quantize(
             weights = np.ascontiguousarray(values.T if decision.transposed else values)
             _refuse_bad_rows(decision.name, weights)
             importance = statistics.importance(decision.name, decision.role, logits) if statistics else None
-            tensors.update(_encode(decision, weights, importance))
+            encoded = _encode(decision, weights, importance)
+            if decision.bands:
+                base = _decode(decision, encoded)
+                encoded.update(encode_bands(decision, weights, base, statistics, importance))
+            tensors.update(encoded)
             done += decision.rows * decision.columns
             advance(done // 1_000_000)
             done %= 1_000_000
@@ -70,9 +77,22 @@ def quantize(
         tensors[name] = values
     header = {
         "version": FORMAT_VERSION,
-        "tensors": {d.name: {"scheme": d.scheme, "rows": d.rows, "columns": d.columns} for d in plan.decisions},
+        "tensors": {decision.name: _header_entry(decision) for decision in plan.decisions},
     }
     save_file(dict(sorted(tensors.items())), path, metadata={"tieq": json.dumps(header, sort_keys=True)})
+
+
+def _header_entry(decision: Decision) -> dict[str, Any]:
+    entry: dict[str, Any] = {"scheme": decision.scheme, "rows": decision.rows, "columns": decision.columns}
+    if decision.bands:
+        entry["bands"] = [{"scheme": band.scheme, "rows": band.rows} for band in decision.bands]
+    return entry
+
+
+def _decode(decision: Decision, encoded: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    scheme = SCHEMES[decision.scheme]
+    codes = unpack_codes(encoded[f"{decision.name}.codes"], scheme.bits)
+    return dequantize(codes, encoded[f"{decision.name}.scales"], scheme)
 
 
 def _refuse_bad_rows(name: str, weights: NDArray[np.float32]) -> None:
@@ -114,13 +134,18 @@ class QuantizedCheckpoint:
             header = json.loads(self._file.metadata()["tieq"])
             version = header["version"]
             self._schemes: dict[str, str] = {name: entry["scheme"] for name, entry in header["tensors"].items()}
+            self._bands: dict[str, list[str]] = {
+                name: [band["scheme"] for band in entry.get("bands", [])] for name, entry in header["tensors"].items()
+            }
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise TieqError(f"is no quantized checkpoint ({error}).", where=str(path)) from error
         if version != FORMAT_VERSION:
             raise TieqError(f"has format version {version}, this tieq reads {FORMAT_VERSION}.", where=str(path))
         suffixes = (".codes", ".scales", ".ggml")
+        rows = {f"{band_prefix(name, k)}.rows" for name, bands in self._bands.items() for k in range(len(bands))}
+        others = rows.union(self._schemes)
         names = self._file.keys()
-        self.floats = [name for name in names if name not in self._schemes and not name.endswith(suffixes)]
+        self.floats = [name for name in names if name not in others and not name.endswith(suffixes)]
 
     @property
     def matrices(self) -> list[str]:
@@ -140,6 +165,15 @@ class QuantizedCheckpoint:
         """Packed codes ``[rows, blocks, bytes]`` in ONNX bit order, and scales."""
         return self._file.get_tensor(f"{name}.codes"), self._file.get_tensor(f"{name}.scales")
 
+    def bands(self, name: str) -> tuple[Band, ...]:
+        """Row bands of a table, the most worthwhile rows first; none for other matrices."""
+        found = []
+        for number, scheme in enumerate(self._bands[name]):
+            prefix = band_prefix(name, number)
+            rows, packed, scales = (self._file.get_tensor(f"{prefix}.{key}") for key in ("rows", "codes", "scales"))
+            found.append(Band(scheme, rows, packed, scales))
+        return tuple(found)
+
     def ggml_rows(self, name: str) -> NDArray[np.uint8]:
         """Rows of GGUF bytes ``[rows, row_bytes]``, whatever the scheme."""
         scheme = self._schemes[name]
@@ -156,8 +190,15 @@ class QuantizedCheckpoint:
         return values
 
     def decode(self, name: str) -> NDArray[np.float32]:
-        """Dequantized values ``[rows, columns]`` of a matrix."""
+        """Dequantized values ``[rows, columns]`` of a matrix, without row bands."""
         scheme = self._schemes[name]
         if scheme in SCHEMES:
             return dequantize(*self.codes(name), SCHEMES[scheme])
         return ggml.decode(self.ggml_rows(name), scheme)
+
+    def refined(self, name: str) -> NDArray[np.float32]:
+        """Dequantized values ``[rows, columns]`` of a table with its row bands added."""
+        values = self.decode(name)
+        for band in self.bands(name):
+            values[band.rows] += band.decode()
+        return values

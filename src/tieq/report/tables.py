@@ -22,12 +22,15 @@ def estimate(found: dict[str, Any], digits: int) -> str:
 
 
 def file_rows(checks: dict[str, Any]) -> list[Row]:
-    """One row a container: size, table bytes, bits per weight, copies, readers."""
+    """One row a container: size, table bytes, bits per weight (of a table + of its row bands), copies, readers."""
     copies = {c["subject"]: c["value"] for c in checks["checks"] if c["name"] == "table copies"}
     rows: list[Row] = []
     for container in checks["containers"]:
-        bits = " / ".join(f"{payload['bits_per_weight']:.2f}" for payload in container["payloads"])
-        readers = "; ".join(" + ".join(payload["readers"]) or "nobody" for payload in container["payloads"])
+        tables = [payload for payload in container["payloads"] if payload["band_rows"] is None]
+        bands = [payload for payload in container["payloads"] if payload["band_rows"] is not None]
+        bits = " / ".join(f"{payload['bits_per_weight']:.2f}" for payload in tables)
+        bits += "".join(f" + {payload['bits_per_weight']:.2f}" for payload in bands)
+        readers = "; ".join(" + ".join(payload["readers"]) or "nobody" for payload in tables)
         rows.append(
             (
                 container["container"],

@@ -25,7 +25,8 @@ class Measurement:
     """Scores of one runtime in one mode on one file; without a reference only its own perplexity.
 
     ``kl_to_first`` is KL(``first`` || this) in nats per token: the same quantized weights in another runtime or
-    mode, so it holds no quantization error, only what the runtime or a wrong graph adds.
+    mode, so it holds no quantization error, only what the runtime or a wrong graph adds. A file with row bands has
+    other weights than one without, so each kind has its own first.
     """
 
     container: str
@@ -46,13 +47,14 @@ class Measurement:
 
 @dataclasses.dataclass
 class _Running:
-    """A session and what it has scored so far."""
+    """A session and what it has scored so far; ``banded`` tells whether its table has row bands."""
 
     container: str
     runtime: str
     version: str
     mode: str
     session: Session
+    banded: bool
     scores: list[tuple[str, SequenceScore]] = dataclasses.field(default_factory=list)
 
 
@@ -62,6 +64,7 @@ def measure(
     allowed: NDArray[np.bool_],
     reference: Reference | None,
     wanted: list[str] | None = None,
+    banded: frozenset[Path] = frozenset(),
 ) -> list[Measurement]:
     """Run every file in every runtime that takes it.
 
@@ -71,27 +74,33 @@ def measure(
         allowed: ``[vocab]``, ids that the tokenizer can emit.
         reference: logits of the float model for a sequence, or None.
         wanted: runtime names; None for every runtime that takes one of the files.
+        banded: files whose table has row bands.
 
     Raises:
         MissingRuntimeError: if a wanted or needed runtime is not installed.
         TieqError: if a wanted runtime takes none of the files.
     """
     with contextlib.ExitStack() as stack:
-        running = _open_all(stack, files, wanted)
+        running = _open_all(stack, files, wanted, banded)
+        groups = [group for key in (False, True) if (group := [item for item in running if item.banded is key])]
         text = "validate: " + ", ".join(sorted({item.runtime for item in running}))
         with counter(text, len(running) * len(sequences.ids), "sequences") as advance:
             for ids, domain in zip(sequences.ids, sequences.domains, strict=True):
                 expected = None if reference is None else reference(ids)
-                candidates = []
-                for item in running:
-                    candidates.append(_logits(item, ids))
-                    advance(1)
-                for item, score in zip(running, score_sequence(ids, expected, candidates, allowed), strict=True):
-                    item.scores.append((domain, score))
-        return [_finish(item, running[0], reference is not None) for item in running]
+                for group in groups:
+                    candidates = []
+                    for item in group:
+                        candidates.append(_logits(item, ids))
+                        advance(1)
+                    for item, score in zip(group, score_sequence(ids, expected, candidates, allowed), strict=True):
+                        item.scores.append((domain, score))
+        first = {group[0].banded: group[0] for group in groups}
+        return [_finish(item, first[item.banded], reference is not None) for item in running]
 
 
-def _open_all(stack: contextlib.ExitStack, files: list[Path], wanted: list[str] | None) -> list[_Running]:
+def _open_all(
+    stack: contextlib.ExitStack, files: list[Path], wanted: list[str] | None, banded: frozenset[Path]
+) -> list[_Running]:
     running = []
     names = list(runtimes()) if wanted is None else list(dict.fromkeys(wanted))
     for name in names:
@@ -111,7 +120,7 @@ def _open_all(stack: contextlib.ExitStack, files: list[Path], wanted: list[str] 
         for path in mine:
             for mode, opened in adapter.modes(path):
                 session = stack.enter_context(opened)
-                running.append(_Running(path.suffix[1:], name, state.version, mode, session))
+                running.append(_Running(path.suffix[1:], name, state.version, mode, session, path in banded))
     return running
 
 

@@ -68,6 +68,7 @@ def validate(
     measurements: list[Measurement] = []
     if sequences is not None:
         mask = np.ones(structures[0].rows, dtype=bool) if allowed is None else allowed
-        measurements = measure(files, sequences, mask, reference, wanted)
+        banded = frozenset(structure.path for structure in structures if structure.bands)
+        measurements = measure(files, sequences, mask, reference, wanted, banded)
         checks += [check for item in measurements for check in measurement_checks(item, gates)]
     return Validation(tuple(structures), tuple(measurements), tuple(checks))
