@@ -1,8 +1,8 @@
 """Row bands in the graph: a small table of residuals that both roles of the shared table read and add.
 
 Lookup adds a second GatherBlockQuantized at ``row_map[ids]``; rows outside the band meet its zero row. Logits add the
-band's own MatMulNBits to the columns of its rows. Scattering these few columns takes a third to a half of the time that
-gathering the band's logits to all columns and adding them takes, the more so with several positions.
+band's own MatMulNBits to the columns of its rows: scattering these few columns is cheaper than gathering the band's
+logits to all columns and adding them, twice as fast with many positions.
 Source: ONNX operators Gather, ScatterElements (``reduction`` since opset 16).
 """
 
