@@ -49,3 +49,22 @@ def tiny_export(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Calla
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def banded_export(tmp_path_factory: pytest.TempPathFactory, tiny_checkpoint: Callable[..., Path]) -> Exporter:
+    """Export (once) the tiny model of a family with row bands to all containers; the artifact must not be changed."""
+    import tiny
+
+    from tieq.pipeline import export
+
+    made: dict[str, object] = {}
+
+    def make(family: str = "llama") -> object:
+        if family not in made:
+            out = tmp_path_factory.mktemp("artifacts") / f"{family}-banded"
+            formats = ("onnx", "ort", "gguf")
+            made[family] = export(str(tiny_checkpoint(family)), tiny.banded_recipe(), out, formats)
+        return made[family]
+
+    return make

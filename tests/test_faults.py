@@ -352,6 +352,34 @@ class TestColumns:
         assert result.manifest["containers"]["gguf"]["table"]["bits_per_weight"] == [4.5]
 
 
+class TestBands:
+    """Row bands that a model or its effort cannot have."""
+
+    def test_an_untied_model_is_refused(self, tiny_checkpoint, tmp_path):
+        message = refused(tiny_checkpoint("phi"), tmp_path, recipe=tiny.banded_recipe())
+        assert "row bands refine a shared table" in message
+
+    def test_effort_quick_is_refused(self, tiny_checkpoint, tmp_path):
+        message = refused(tiny_checkpoint(), tmp_path, recipe=tiny.banded_recipe(effort="quick"))
+        assert "nothing will be measured" in message
+
+    def test_a_model_without_a_tokenizer_is_refused(self, tmp_path):
+        folder = tiny.save(tmp_path / "llama", tokenizer=False)
+        message = refused(folder, tmp_path, recipe=tiny.banded_recipe(), formats=("onnx",))
+        assert "nothing will be measured" in message
+
+    def test_a_band_without_a_row_is_refused(self, tiny_checkpoint, tmp_path):
+        from tieq.recipe import BandWish, Precision
+
+        recipe = tiny.recipe(table=Precision(bands=(BandWish(share=0.001),)))
+        message = refused(tiny_checkpoint(), tmp_path, recipe=recipe)
+        assert "a band of the share 0.001 has no row in a table of 320" in message
+
+    def test_columns_that_only_the_table_can_have_are_refused(self, tmp_path):
+        folder = tiny.save(tmp_path / "llama", hidden_size=96, head_dim=16)
+        assert "divisible by 64, not 96" in refused(folder, tmp_path, recipe=tiny.banded_recipe())
+
+
 class TestTokenizers:
     """Kind 10."""
 

@@ -8,7 +8,7 @@ from tieq.codecs import ggml
 from tieq.codecs.schemes import SCHEMES
 from tieq.errors import RefusedError
 from tieq.plan import Plan, make_plan
-from tieq.recipe import Precision, Recipe, recipe_for_bits
+from tieq.recipe import BandWish, Precision, Recipe, recipe_for_bits
 from tieq.records import Decision, Matrix, Role, RoleUse, TieGraph, Verdict
 from tieq.source.reference import Inventory
 
@@ -210,3 +210,39 @@ def test_a_plan_becomes_plain_json() -> None:
     assert [d["role"] for d in made["decisions"]] == ["lookup", "logits", "body"]
     assert made["packed_bytes"] == plan(Recipe(), tied=False).packed_bytes()
     assert Decision(**made["decisions"][0]) == plan(Recipe(name="mine"), tied=False).decisions[0]
+
+
+# Row bands
+
+
+BANDED = Precision(scheme="q4_0", bands=(BandWish(share=0.1), BandWish(share=0.2, scheme="q2_0")))
+
+
+def test_bands_are_planned_for_a_shared_table_with_their_bytes() -> None:
+    made = plan(Recipe(table=BANDED), formats=BOTH)
+    bands = made[TABLE].bands
+    assert [(band.scheme, band.rows) for band in bands] == [("q4_0", 32), ("q2_0", 64)]
+    assert made.packed_bytes() == plan(Recipe(), formats=BOTH).packed_bytes() + sum(band.nbytes for band in bands)
+    table, body = json.loads(json.dumps(made.to_json()))["decisions"]
+    assert [band["rows"] for band in table["bands"]] == [32, 64]
+    assert table["bits_per_weight"] == 4.5 < table["total_bits_per_weight"] < table["onnx_bits_per_weight"]
+    assert "bands" not in body
+
+
+@pytest.mark.parametrize("role", ["table", "lookup", "logits"])
+def test_bands_are_refused_where_each_role_has_its_own_table(role: str) -> None:
+    with pytest.raises(RefusedError, match="row bands refine a shared table, and this model has a table for each role"):
+        plan(Recipe(**{role: BANDED}), tied=False)
+
+
+def test_bands_are_refused_where_nothing_is_measured() -> None:
+    with pytest.raises(RefusedError, match=f"^{TABLE}: row bands take the rows that calibration finds most costly"):
+        plan(Recipe(table=BANDED, effort="quick"))
+    with pytest.raises(RefusedError, match="nothing will be measured"):
+        make_plan(inventory(), graph(tied=True), Recipe(table=BANDED), GGUF, TABLE, calibrated=False)
+    assert len(plan(Recipe(table=BANDED, effort="best"))[TABLE].bands) == 2
+
+
+def test_a_table_that_falls_back_to_a_cast_takes_no_bands() -> None:
+    with pytest.raises(RefusedError, match="not in f16"):
+        plan(Recipe(table=BANDED), columns=72)

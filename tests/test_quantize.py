@@ -10,14 +10,14 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tieq.calibrate import Statistics, usable_importance
+from tieq.calibrate import RowUse, Statistics, TableCost, usable_importance
 from tieq.codecs import ggml
 from tieq.codecs.k_quants import LAYOUTS
 from tieq.codecs.schemes import SCHEMES, dequantize, pack_codes
 from tieq.errors import RefusedError, TieqError
 from tieq.plan import Plan
 from tieq.quantize import QuantizedCheckpoint, quantize
-from tieq.records import Decision
+from tieq.records import BandDecision, Decision
 from tieq.solve import SOLVERS
 from tieq.source.checkpoint import CheckpointSource
 
@@ -298,3 +298,41 @@ def test_a_truncated_checkpoint_is_refused(quantized: Maker, tmp_path: Path) -> 
         (tmp_path / "cut.safetensors").write_bytes(content[:length])
         with pytest.raises(TieqError, match="is no quantized checkpoint"):
             QuantizedCheckpoint(tmp_path / "cut.safetensors")
+
+
+# Row bands
+
+
+def full_statistics() -> Statistics:
+    used = np.linspace(1, 2, ROWS, dtype=np.float32) / ROWS
+    identity = np.eye(COLUMNS, dtype=np.float32)
+    return Statistics({HEAD: moments(1)}, 100, TableCost(identity, identity), RowUse(used, used, used))
+
+
+def test_bands_stand_beside_their_table_and_leave_it_as_it_is(quantized: Maker, tmp_path: Path) -> None:
+    bands = (BandDecision(0.25, "q4_0", 3, 0, 0), BandDecision(0.2, "q2_0", 2, 0, 0))
+    tensors = {TABLE: weights(), NORM: weights(2)[0]}
+    found = quantized(tensors, [decision(TABLE, "q4_0", "table", bands=bands)], [NORM], full_statistics())
+    importance = full_statistics().importance(TABLE, "table", HEAD)
+    codes, _ = SOLVERS["scale-search"](weights(), SCHEMES["q4_0"], importance)
+    assert np.array_equal(found.codes(TABLE)[0], codes)
+    assert (found.matrices, found.floats) == ([TABLE], [NORM])
+    first, second = found.bands(TABLE)
+    assert (first.scheme, len(first.rows), second.scheme, len(second.rows)) == ("q4_0", 3, "q2_0", 2)
+    assert (first.rows.dtype, first.scales.dtype) == (np.int32, np.float16)
+    assert (np.diff(first.rows) > 0).all()
+    assert not set(first.rows) & set(second.rows)
+    expected = found.decode(TABLE)
+    expected[first.rows] += first.decode()
+    expected[second.rows] += second.decode()
+    assert np.array_equal(found.refined(TABLE), expected)
+    assert np.array_equal(ggml.decode(found.ggml_rows(TABLE), "q4_0"), found.decode(TABLE))
+    with safe_open(str(tmp_path / "quantized.safetensors"), framework="numpy") as file:
+        header = json.loads(file.metadata()["tieq"])["tensors"][TABLE]
+    assert header["bands"] == [{"scheme": "q4_0", "rows": 3}, {"scheme": "q2_0", "rows": 2}]
+
+
+def test_a_matrix_without_bands_has_none(quantized: Maker) -> None:
+    found = quantized({TABLE: weights()}, [decision(TABLE, "q4_0", "table")])
+    assert found.bands(TABLE) == ()
+    assert np.array_equal(found.refined(TABLE), found.decode(TABLE))

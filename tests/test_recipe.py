@@ -10,7 +10,18 @@ from pydantic import ValidationError
 from tieq.codecs import ggml
 from tieq.codecs.schemes import SCHEMES
 from tieq.errors import TieqError
-from tieq.recipe import BITS, Gates, Precision, Recipe, Sampling, SchemeName, dump_recipe, load_recipe, recipe_for_bits
+from tieq.recipe import (
+    BITS,
+    BandWish,
+    Gates,
+    Precision,
+    Recipe,
+    Sampling,
+    SchemeName,
+    dump_recipe,
+    load_recipe,
+    recipe_for_bits,
+)
 
 
 @pytest.fixture
@@ -216,3 +227,43 @@ def test_every_scheme_of_a_recipe_is_a_type_that_ggml_has() -> None:
     assert len(names) == len(set(names))
     assert set(names) == set(ggml.GGML_TYPES) - {"f32"}
     assert set(SCHEMES) < set(names)
+
+
+# Row bands
+
+
+def test_bands_are_read_in_their_order_and_dumped(path: Path) -> None:
+    path.write_text("table: {scheme: q4_0, bands: [{share: 0.02, scheme: q4_0}, {share: 0.06, scheme: q2_0}]}\n")
+    recipe = load_recipe(path)
+    assert recipe.table.bands == (BandWish(share=0.02, scheme="q4_0"), BandWish(share=0.06, scheme="q2_0"))
+    path.write_text(dump_recipe(recipe))
+    assert load_recipe(path) == recipe
+
+
+@pytest.mark.parametrize(
+    ("band", "key"),
+    [
+        ("{share: 0}", "table.bands.0.share"),
+        ("{share: -0.1}", "table.bands.0.share"),
+        ("{share: 1.5}", "table.bands.0.share"),
+        ("{share: .nan}", "table.bands.0.share"),
+        ("{share: '0.1'}", "table.bands.0.share"),
+        ("{scheme: q4_0}", "table.bands.0.share"),
+        ("{share: 0.1, scheme: q4_k}", "table.bands.0.scheme"),
+        ("{share: 0.1, rows: 5}", "table.bands.0.rows"),
+        ("0.1", "table.bands.0"),
+        ("{share: 0.6}, {share: 0.5}", "table.bands: Value error, the shares add up to more than 1"),
+    ],
+)
+def test_a_band_out_of_range_is_refused_by_its_key(band: str, key: str, path: Path) -> None:
+    assert key in refusal(path, f"table: {{bands: [{band}]}}\n")
+
+
+def test_decimal_shares_that_add_up_to_one_are_all_rows() -> None:
+    shares = [BandWish(share=share) for share in (0.7, 0.2, 0.1, *[1e-17] * 3)]
+    assert len(Precision(bands=shares).bands) == 6
+
+
+def test_the_body_takes_no_bands(path: Path) -> None:
+    message = refusal(path, "body: {bands: [{share: 0.1}]}\n")
+    assert "body: Value error, row bands are for vocabulary tables, not for the body" in message

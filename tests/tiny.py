@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from tieq.recipe import GgufOptions, Recipe, Sampling, recipe_for_bits
+from tieq.recipe import BandWish, GgufOptions, Precision, Recipe, Sampling, recipe_for_bits
 
 ROWS = 320
 _COMMON = {
@@ -162,3 +162,9 @@ def recipe(bits: int = 4, **changes: Any) -> Recipe:
     few = Sampling(sequences=2, length=64)
     settings = {"calibration": few, "evaluation": few, "gguf": GgufOptions(pre_tokenizer="gpt-2"), **changes}
     return recipe_for_bits(bits).model_copy(update=settings)
+
+
+def banded_recipe(**changes: Any) -> Recipe:
+    """The 4-bit recipe with a band of 16 rows at 4 bits and one of 32 rows at 2 bits."""
+    bands = (BandWish(share=0.05, scheme="q4_0"), BandWish(share=0.1, scheme="q2_0"))
+    return recipe(table=Precision(scheme="q4_0", bands=bands), **changes)

@@ -177,7 +177,8 @@ def calibrate_job(
 ) -> Calibration:
     """Measure for a job, or take what an earlier command measured; ``full`` follows from the effort where not given."""
     identity = {"fingerprint": job.source.fingerprint(), "tied": job.graph.tied, "table": job.table}
-    full = job.recipe.effort == "best" if full is None else full
+    ranked = any(decision.bands for decision in job.plan.tables)
+    full = ranked or job.recipe.effort == "best" if full is None else full
     return calibrate(wanted, load, full=full, model=identity, cache=usable_cache(cache))
 
 

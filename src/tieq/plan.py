@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tieq.bands import decide_bands
 from tieq.codecs import ggml
 from tieq.codecs.k_quants import LAYOUTS
 from tieq.codecs.schemes import SCHEMES
 from tieq.errors import RefusedError
 from tieq.recipe import SOLVER_BY_EFFORT, Precision, Recipe, Solver
-from tieq.records import Decision, TieGraph
+from tieq.records import BandDecision, Decision, TieGraph
 from tieq.source.reference import Inventory
 
 # What llama.cpp's quantizer falls back to where a type's block does not divide the columns, and its last resort.
@@ -39,12 +40,26 @@ class Plan:
         return tuple(decision for decision in self.decisions if decision.role != "body")
 
     def packed_bytes(self) -> int:
-        """Bytes of all planned matrices, scales included, fp16 scales."""
-        return sum(int(d.rows * d.columns * d.bits_per_weight / 8) for d in self.decisions)
+        """Bytes of all planned matrices and row bands, scales included, fp16 scales."""
+        matrices = sum(int(d.rows * d.columns * d.bits_per_weight / 8) for d in self.decisions)
+        return matrices + sum(band.nbytes for decision in self.decisions for band in decision.bands)
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionary for ``plan.json``."""
-        return {**dataclasses.asdict(self), "packed_bytes": self.packed_bytes()}
+        decisions = [_decision_json(decision) for decision in self.decisions]
+        return {**dataclasses.asdict(self), "decisions": decisions, "packed_bytes": self.packed_bytes()}
+
+
+def _decision_json(decision: Decision) -> dict[str, Any]:
+    plain = dataclasses.asdict(decision)
+    if not decision.bands:
+        del plain["bands"]
+        return plain
+    # ONNX stores scales in float32, and beside each band the row map of the lookup and the columns of the logits.
+    added = 8 * sum(band.onnx_bytes for band in decision.bands) / (decision.rows * decision.columns)
+    scheme = SCHEMES[decision.scheme]
+    onnx = scheme.bits + 32 / scheme.block + added
+    return {**plain, "total_bits_per_weight": decision.total_bits_per_weight, "onnx_bits_per_weight": onnx}
 
 
 def make_plan(
@@ -73,8 +88,11 @@ def make_plan(
     decisions = []
     if graph.tied:
         made = _decide(parts.lookup, "table", graph.rows, graph.columns, recipe.precision("table"), recipe, formats)
-        decisions.append(dataclasses.replace(made, stored=table))
+        bands = decide_bands(recipe.precision("table").bands, made.name, made.rows, made.columns, made.scheme)
+        _check_bands(made.name, bands, calibrated and recipe.effort != "quick")
+        decisions.append(dataclasses.replace(made, stored=table, bands=bands))
     else:
+        _refuse_bands(parts, recipe)
         for name, role in ((parts.lookup, "lookup"), (parts.logits, "logits")):
             decisions.append(_decide(name, role, graph.rows, graph.columns, recipe.precision(role), recipe, formats))
     for matrix in parts.body:
@@ -108,6 +126,26 @@ def _solver(scheme: str, wish: Solver) -> str:
         return "cast"
     # Under ggml's compressed scales, only the full cost has more to say than ggml's encoder.
     return wish if scheme in SCHEMES or (scheme in LAYOUTS and wish == "hessian") else "ggml"
+
+
+def _check_bands(name: str, bands: tuple[BandDecision, ...], calibrated: bool) -> None:
+    if bands and not calibrated:
+        raise RefusedError(
+            "row bands take the rows that calibration finds most costly, and nothing will be measured.",
+            where=name,
+            todo="Use `effort: standard` or `best` and a model with a tokenizer, or leave `bands` out.",
+        )
+
+
+def _refuse_bands(parts: Inventory, recipe: Recipe) -> None:
+    """Row bands rank rows by both roles and are read by both, so they need one table for both."""
+    for name, role in ((parts.lookup, "lookup"), (parts.logits, "logits")):
+        if recipe.precision(role).bands:
+            raise RefusedError(
+                "row bands refine a shared table, and this model has a table for each role.",
+                where=name,
+                todo="Leave `bands` out.",
+            )
 
 
 def _check_importance(decision: Decision, calibrated: bool) -> None:

@@ -104,6 +104,8 @@ def prepare(
             f"the body and all metadata (general.file_type too) are those of {source.path.name}, byte for byte."
         )
     notes += _fallback_notes(plan)
+    if "gguf" in formats and any(decision.bands for decision in plan.tables):
+        notes.append("GGUF holds one type a tensor; it takes the base table, without the row bands.")
     for note in notes[len(graph.notes) :]:
         say(f"note: {note}")
     if tokenizer is None:

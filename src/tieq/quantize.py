@@ -4,7 +4,9 @@
 uint8 ``[rows, blocks, bytes]`` (ONNX bit order; five bits take a byte) and ``NAME.scales`` fp16 ``[rows, blocks]``
 (affine: ``[rows, blocks, 2]`` with the minima) for the integer schemes,
 ``NAME.ggml`` uint8 ``[rows, row_bytes]`` for other ggml types, ``NAME`` fp16 for casts; every other tensor of the
-model as float32 under its own name. The scheme of each stands in the metadata key ``tieq``.
+model as float32 under its own name. A row band of a table (see :mod:`tieq.bands`) adds ``NAME.band0.codes``,
+``NAME.band0.scales`` and ``NAME.band0.rows``, int32 and ascending. The scheme of each stands in the metadata key
+``tieq``.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tieq.bands import Band, band_prefix, encode_bands
 from tieq.calibrate import Statistics, usable_importance
 from tieq.codecs import ggml
 from tieq.codecs.schemes import SCHEMES, Codes, Scales, dequantize, pack_codes, unpack_codes
@@ -92,7 +95,7 @@ def quantize(
         tensors[name] = values
     header = {
         "version": FORMAT_VERSION,
-        "tensors": {d.name: {"scheme": d.scheme, "rows": d.rows, "columns": d.columns} for d in plan.decisions},
+        "tensors": {decision.name: _header_entry(decision) for decision in plan.decisions},
     }
     save_file(dict(sorted(tensors.items())), path, metadata={"tieq": json.dumps(header, sort_keys=True)})
 
@@ -113,17 +116,20 @@ class _Work:
         return weights
 
     def do(self, decision: Decision) -> None:
-        """Quantize a matrix as the source has it, under the calibration statistics."""
+        """Quantize a matrix as the source has it, under the calibration statistics; a table with its row bands."""
         known = self._statistics
         importance = known.importance(decision.name, decision.role, self._logits) if known else None
         label = f"{decision.role}: {decision.scheme}, {decision.rows} x {decision.columns}, {decision.solver}"
         with stage(label) if decision.role != "body" else contextlib.nullcontext():
-            self.encode(decision, self.read(decision), importance)
+            weights = self.read(decision)
+            base = self.encode(decision, weights, importance)
+            if decision.bands:
+                self.tensors.update(encode_bands(decision, weights, base, known, importance))
 
     def encode(
         self, decision: Decision, weights: NDArray[np.float32], importance: NDArray[np.float32] | None
     ) -> NDArray[np.float32]:
-        """Quantize given weights; returns them decoded."""
+        """Quantize given weights; returns them decoded, without row bands."""
         made = _encode(decision, weights, importance)
         self.tensors.update(made)
         self.done.add(decision.name)
@@ -134,14 +140,21 @@ def _solve_in_order(work: _Work, plan: Plan, body: BodyRun) -> None:
     planned = {decision.name: decision for decision in plan.decisions if decision.role == "body"}
     for decision in planned.values():
         work.read(decision)  # a bad row is refused under its own name, before it spoils every later input
-    table = plan.tables[0]
-    lookup = _decode(table, {name: v for name, v in work.tensors.items() if name.startswith(table.name)})
+    # One body serves all containers, so it is solved for the table without row bands, which all of them have.
+    lookup = _decode(plan.tables[0], work.tensors)
     solve_body(
         body.model,
         body.ids,
         lookup,
         lambda name, weights, cost: work.encode(planned[name], weights, usable_importance(cost)),
     )
+
+
+def _header_entry(decision: Decision) -> dict[str, Any]:
+    entry: dict[str, Any] = {"scheme": decision.scheme, "rows": decision.rows, "columns": decision.columns}
+    if decision.bands:
+        entry["bands"] = [{"scheme": band.scheme, "rows": band.rows} for band in decision.bands]
+    return entry
 
 
 def _refuse_bad_rows(name: str, weights: NDArray[np.float32]) -> None:
@@ -195,13 +208,18 @@ class QuantizedCheckpoint:
             header = json.loads(self._file.metadata()["tieq"])
             version = header["version"]
             self._schemes: dict[str, str] = {name: entry["scheme"] for name, entry in header["tensors"].items()}
+            self._bands: dict[str, list[str]] = {
+                name: [band["scheme"] for band in entry.get("bands", [])] for name, entry in header["tensors"].items()
+            }
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise TieqError(f"is no quantized checkpoint ({error}).", where=str(path)) from error
         if version != FORMAT_VERSION:
             raise TieqError(f"has format version {version}, this tieq reads {FORMAT_VERSION}.", where=str(path))
         suffixes = (".codes", ".scales", ".ggml")
+        rows = {f"{band_prefix(name, k)}.rows" for name, bands in self._bands.items() for k in range(len(bands))}
+        others = rows.union(self._schemes)
         names = self._file.keys()
-        self.floats = [name for name in names if name not in self._schemes and not name.endswith(suffixes)]
+        self.floats = [name for name in names if name not in others and not name.endswith(suffixes)]
 
     @property
     def matrices(self) -> list[str]:
@@ -221,6 +239,15 @@ class QuantizedCheckpoint:
         """Packed codes ``[rows, blocks, bytes]`` in ONNX bit order, and scales."""
         return self._file.get_tensor(f"{name}.codes"), self._file.get_tensor(f"{name}.scales")
 
+    def bands(self, name: str) -> tuple[Band, ...]:
+        """Row bands of a table, the most worthwhile rows first; none for other matrices."""
+        found = []
+        for number, scheme in enumerate(self._bands[name]):
+            prefix = band_prefix(name, number)
+            rows, packed, scales = (self._file.get_tensor(f"{prefix}.{key}") for key in ("rows", "codes", "scales"))
+            found.append(Band(scheme, rows, packed, scales))
+        return tuple(found)
+
     def ggml_rows(self, name: str) -> NDArray[np.uint8]:
         """Rows of GGUF bytes ``[rows, row_bytes]``, whatever the scheme."""
         scheme = self._schemes[name]
@@ -237,8 +264,15 @@ class QuantizedCheckpoint:
         return values
 
     def decode(self, name: str) -> NDArray[np.float32]:
-        """Dequantized values ``[rows, columns]`` of a matrix."""
+        """Dequantized values ``[rows, columns]`` of a matrix, without row bands."""
         scheme = self._schemes[name]
         if scheme in SCHEMES:
             return dequantize(*self.codes(name), SCHEMES[scheme])
         return ggml.decode(self.ggml_rows(name), scheme)
+
+    def refined(self, name: str) -> NDArray[np.float32]:
+        """Dequantized values ``[rows, columns]`` of a table with its row bands added."""
+        values = self.decode(name)
+        for band in self.bands(name):
+            values[band.rows] += band.decode()
+        return values

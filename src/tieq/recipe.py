@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tieq.errors import TieqError
 
@@ -22,6 +23,8 @@ BITS: dict[int, SchemeName] = {2: "q2_0", 3: "q3_k", 4: "q4_0", 5: "q5_0", 6: "q
 # Bounds on KL that only a broken export exceeds: SmolLM2-135M and Gemma-3-270M are under 0.3 at 4 bits. A recipe of
 # one's own sets the bound that a product needs.
 _SANE_KL: dict[int, float | None] = {2: None, 3: None, 4: 1.0, 5: 0.5, 6: 0.25, 8: 0.1}
+# Residuals of row bands are in schemes that ONNX operators read.
+BandScheme = Literal["q2_0", "q4_0", "q8_0"]
 Effort = Literal["quick", "standard", "best"]
 Solver = Literal["nearest", "scale-search", "hessian"]
 # The user's words for how hard to try: no calibration; a weight a column; the whole quadratic cost.
@@ -34,11 +37,27 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class BandWish(_Strict):
+    """Rows that get more bits: their share of the table's rows, and the scheme of their residuals."""
+
+    share: float = Field(gt=0, le=1, strict=True, allow_inf_nan=False)
+    scheme: BandScheme = "q4_0"
+
+
 class Precision(_Strict):
-    """The scheme of one role, and the solver that rounds to it where it is not the effort's."""
+    """The scheme of one role, the solver that rounds to it where it is not the effort's, and a table's row bands."""
 
     scheme: SchemeName = "q4_0"
     solver: Solver | None = None
+    bands: tuple[BandWish, ...] = ()
+
+    @field_validator("bands")
+    @classmethod
+    def _at_most_all_rows(cls, bands: tuple[BandWish, ...]) -> tuple[BandWish, ...]:
+        # Decimal shares that add up to one may miss it by a rounding.
+        if math.fsum(band.share for band in bands) > 1 + 1e-9:
+            raise ValueError("the shares add up to more than 1")
+        return bands
 
 
 class Sampling(_Strict):
@@ -98,6 +117,13 @@ class Recipe(_Strict):
     def calibration_sampling(self) -> Sampling:
         """How much text to calibrate on."""
         return self.calibration or Sampling(sequences=_CALIBRATION_SEQUENCES[self.effort], length=256)
+
+    @field_validator("body")
+    @classmethod
+    def _no_bands(cls, body: Precision) -> Precision:
+        if body.bands:
+            raise ValueError("row bands are for vocabulary tables, not for the body")
+        return body
 
     def precision(self, role: str) -> Precision:
         """Precision of a role: ``table``, ``lookup``, ``logits`` or ``body``."""

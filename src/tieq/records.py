@@ -136,6 +136,21 @@ class Matrix:
 
 
 @dataclasses.dataclass(frozen=True)
+class BandDecision:
+    """A row band of a table: its share of the rows as wished, scheme of the residuals, number of rows.
+
+    ``nbytes`` counts codes, fp16 scales and row numbers; ``onnx_bytes`` what an ONNX file adds: codes, float32 scales,
+    the row map of the lookup and the columns of the logits.
+    """
+
+    share: float
+    scheme: str
+    rows: int
+    nbytes: int
+    onnx_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Decision:
     """The precision of one matrix: scheme, solver, stored bits per weight, and why.
 
@@ -152,14 +167,22 @@ class Decision:
     bits_per_weight: float
     reason: str
     transposed: bool = False
+    bands: tuple[BandDecision, ...] = ()
+
+    @property
+    def total_bits_per_weight(self) -> float:
+        """Stored bits per weight of the table, row bands included, fp16 scales."""
+        return self.bits_per_weight + 8 * sum(band.nbytes for band in self.bands) / (self.rows * self.columns)
 
 
 @dataclasses.dataclass(frozen=True)
 class Payload:
-    """Bytes in a container that hold a vocabulary table: where they are and who reads them.
+    """Bytes in a container that hold a vocabulary table, or a row band of one: where they are and who reads them.
 
     ``names`` are the tensors or initializers that name these bytes; ``readers`` the operators or roles that
-    use them; ``bits_per_weight`` the stored bits per weight including scales.
+    use them; ``bits_per_weight`` the stored bits per weight of the table including scales, in a band what it adds for
+    each weight of the whole table. ``band_rows`` are the rows that a band refines, None for a table; ``flaw`` says
+    where the roles do not read the band alike.
     """
 
     names: tuple[str, ...]
@@ -168,6 +191,8 @@ class Payload:
     scheme: str
     bits_per_weight: float
     readers: tuple[str, ...]
+    band_rows: int | None = None
+    flaw: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -87,7 +87,7 @@ def _show_containers(containers: list[dict[str, Any]]) -> None:
             (
                 container["container"],
                 ", ".join(payload["names"]),
-                payload["scheme"],
+                payload["scheme"] + ("" if payload["band_rows"] is None else f", {payload['band_rows']:,} rows"),
                 f"{payload['bits_per_weight']:.2f}",
                 megabytes(payload["nbytes"]),
                 " + ".join(payload["readers"]) or "nobody",

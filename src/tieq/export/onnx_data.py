@@ -16,6 +16,8 @@ from tieq.quantize import QuantizedCheckpoint
 _PAGE, _LINE, _LARGE = 4096, 64, 1 << 20
 _TYPES = {
     np.dtype(np.uint8): ir.DataType.UINT8,
+    np.dtype(np.uint16): ir.DataType.UINT16,
+    np.dtype(np.int32): ir.DataType.INT32,
     np.dtype(np.float16): ir.DataType.FLOAT16,
     np.dtype(np.float32): ir.DataType.FLOAT,
 }

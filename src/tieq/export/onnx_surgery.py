@@ -2,18 +2,21 @@
 
 Lookup becomes GatherBlockQuantized and every planned matrix product MatMulNBits. The two roles of a shared table
 are two initializer names over one range of bytes: the operators want different ranks, and a Reshape between them
-would be folded into a second table when the session starts.
+would be folded into a second table when the session starts. Row bands are added to both (``onnx_bands.py``).
 Source: ONNX Runtime ``docs/ContribOperators.md``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import onnx_ir as ir
 
+from tieq.bands import band_prefix
 from tieq.codecs.schemes import SCHEMES, Scheme
 from tieq.errors import TieqError
+from tieq.export.onnx_bands import BandViews, band_views, refine_lookup, refine_product
 from tieq.export.onnx_data import DataFile
 from tieq.quantize import QuantizedCheckpoint
 
@@ -101,7 +104,10 @@ class Surgeon:
     def _gather_quantized(self, name: str, scheme: Scheme, ids: ir.Value | None) -> list[ir.Node]:
         codes, scales = self.data.lookup_view(name, self.checkpoint)
         attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": scheme.block, "bits": scheme.bits}
-        return [ir.node("GatherBlockQuantized", [codes, ids, scales], attributes=attributes, domain=CONTRIB)]
+        made = [ir.node("GatherBlockQuantized", [codes, ids, scales], attributes=attributes, domain=CONTRIB)]
+        for views in self._band_views(name):
+            made += refine_lookup(views, ids, made[-1].outputs[0])
+        return made
 
     def _product(self, node: ir.Node) -> None:
         found = self._planned(node.inputs[1])
@@ -139,11 +145,22 @@ class Surgeon:
             "block_size": geometry.block,
             "accuracy_level": self.accuracy_level,
         }
-        return [ir.node("MatMulNBits", [hidden, codes, scales], attributes=attributes, domain=CONTRIB)]
+        made = [ir.node("MatMulNBits", [hidden, codes, scales], attributes=attributes, domain=CONTRIB)]
+        for views in self._band_views(name):
+            made += refine_product(views, hidden, made[-1].outputs[0], self.accuracy_level)
+        return made
+
+    def _band_views(self, name: str) -> list[BandViews]:
+        rows = len(self.checkpoint.packed(name)[0])
+        bands = self.checkpoint.bands(name)
+        return [band_views(self.data, band_prefix(name, number), band, rows) for number, band in enumerate(bands)]
 
     def _replace(self, old: ir.Node, made: list[ir.Node], name: str) -> None:
+        repeated: Counter[str] = Counter()
         for node in made:
-            node.name = f"{old.name}/{node.op_type}"
+            count = repeated[node.op_type]
+            repeated[node.op_type] += 1
+            node.name = f"{old.name}/{node.op_type}" + (f"_{count}" if count else "")
             for output in node.outputs:
                 output.name = f"{node.name}_output"
         last = made[-1].outputs[0]

@@ -46,13 +46,27 @@ def container_entries(checks: dict[str, Any]) -> dict[str, Any]:
     return {
         container["container"]: {
             "bytes": container["file_bytes"],
-            "table": {
-                "bytes": container["table_bytes"],
-                "bits_per_weight": [payload["bits_per_weight"] for payload in container["payloads"]],
-                "scheme": [payload["scheme"] for payload in container["payloads"]],
-                "copies_in_file": copies[container["container"]],
-                "readers": [payload["readers"] for payload in container["payloads"]],
-            },
+            "table": _table_entry(container, copies[container["container"]]),
         }
         for container in checks["containers"]
     }
+
+
+def _table_entry(container: dict[str, Any], copies: int) -> dict[str, Any]:
+    tables = [payload for payload in container["payloads"] if payload["band_rows"] is None]
+    entry = {
+        "bytes": container["table_bytes"],
+        "bits_per_weight": [payload["bits_per_weight"] for payload in tables],
+        "scheme": [payload["scheme"] for payload in tables],
+        "copies_in_file": copies,
+        "readers": [payload["readers"] for payload in tables],
+    }
+    bands = [
+        {
+            "rows": payload["band_rows"],
+            **{key: payload[key] for key in ("nbytes", "bits_per_weight", "scheme", "readers")},
+        }
+        for payload in container["payloads"]
+        if payload["band_rows"] is not None
+    ]
+    return {**entry, "bands": bands} if bands else entry

@@ -23,7 +23,10 @@ def estimate(found: dict[str, Any], digits: int) -> str:
 
 
 def file_rows(checks: dict[str, Any]) -> list[Row]:
-    """One row a container: size, table bytes, bits per weight, copies, readers; an input file first."""
+    """One row a container: size, table bytes, bits per weight (of a table + of its row bands), copies, readers.
+
+    An input file comes first.
+    """
     copies = {c["subject"]: c["value"] for c in checks["checks"] if c["name"] == "table copies"}
     shown = [(c["container"], c, copies[c["container"]]) for c in checks["containers"]]
     if "input" in checks:
@@ -31,8 +34,11 @@ def file_rows(checks: dict[str, Any]) -> list[Row]:
         shown.insert(0, (f"{original['container']}, {INPUT_FILE}", original, len(original["payloads"])))
     rows: list[Row] = []
     for name, container, count in shown:
-        bits = " / ".join(f"{payload['bits_per_weight']:.2f}" for payload in container["payloads"])
-        readers = "; ".join(" + ".join(payload["readers"]) or "nobody" for payload in container["payloads"])
+        tables = [payload for payload in container["payloads"] if payload["band_rows"] is None]
+        bands = [payload for payload in container["payloads"] if payload["band_rows"] is not None]
+        bits = " / ".join(f"{payload['bits_per_weight']:.2f}" for payload in tables)
+        bits += "".join(f" + {payload['bits_per_weight']:.2f}" for payload in bands)
+        readers = "; ".join(" + ".join(payload["readers"]) or "nobody" for payload in tables)
         rows.append(
             (
                 name,

@@ -14,7 +14,7 @@ def structure_checks(structure: Structure, expect_tied: bool | None) -> list[Che
     Two tables are right when each plays one role and their values differ, or when two were meant
     (``expect_tied`` False); two equal ones are otherwise a lost tie.
     """
-    payloads = structure.payloads
+    payloads = structure.tables
     idle = [payload for payload in payloads if not payload.readers]
     role_payloads = [payload for payload in payloads if payload.readers]
     equal = structure.shared or (expect_tied is not False and _roles_equal(structure))
@@ -31,6 +31,22 @@ def structure_checks(structure: Structure, expect_tied: bool | None) -> list[Che
     checks = [Check("table copies", structure.container, copies, "exactly 1", copies == 1, detail)]
     if expect_tied and not structure.shared and not equal:
         checks.append(Check("tie kept", structure.container, "two different tables", "one shared table", False, detail))
+    return checks + _band_checks(structure)
+
+
+def _band_checks(structure: Structure) -> list[Check]:
+    """Whether both roles of a shared table read each row band, alike, and decode to the same refined table."""
+    checks = []
+    for band in structure.bands:
+        readers = " and ".join(band.readers)
+        value = f"read by {readers}" + (f", {band.flaw}" if band.flaw else "")
+        passed = not band.flaw and (not structure.shared or band.readers == ("lookup", "logits"))
+        bound = "read by lookup and logits, same rows" if structure.shared else "read alike"
+        checks.append(Check("row band", structure.container, value, bound, passed, _describe(band)))
+    if structure.shared and structure.bands:
+        row = first_difference(structure.read_lookup, structure.read_logits, structure.rows)
+        value = "bit-identical" if row is None else f"row {row} differs"
+        checks.append(Check("refined table", structure.container, value, "bit-identical in both roles", row is None))
     return checks
 
 
@@ -40,11 +56,15 @@ def _roles_equal(structure: Structure) -> bool:
 
 def _describe(payload: Payload) -> str:
     readers = " and ".join(payload.readers) or "nobody"
-    return f"{', '.join(payload.names)} ({payload.scheme}) in {payload.location}, read by {readers}"
+    rows = "" if payload.band_rows is None else f", {payload.band_rows} rows"
+    return f"{', '.join(payload.names)} ({payload.scheme}{rows}) in {payload.location}, read by {readers}"
 
 
 def equality_checks(structures: list[Structure]) -> list[Check]:
-    """Whether the containers decode to the same table, bit for bit, in both roles."""
+    """Whether the containers decode to the same table, bit for bit, in both roles.
+
+    GGUF has no row bands, so that with it the base table is compared.
+    """
     checks = []
     first = structures[0]
     for other in structures[1:]:
@@ -53,13 +73,12 @@ def equality_checks(structures: list[Structure]) -> list[Check]:
             sizes = f"{first.rows} x {first.columns} and {other.rows} x {other.columns}"
             checks.append(Check("decoded table", subject, sizes, "same size", False))
             continue
-        for role, left, right in (
-            ("lookup", first.read_lookup, other.read_lookup),
-            ("logits", first.read_logits, other.read_logits),
-        ):
-            row = first_difference(left, right, first.rows)
+        base = "gguf" in (first.container, other.container)
+        detail = "the base table, without row bands" if base and (first.bands or other.bands) else ""
+        for role in ("lookup", "logits"):
+            row = first_difference(first.reader(role, base=base), other.reader(role, base=base), first.rows)
             value = "bit-identical" if row is None else f"row {row} differs"
-            checks.append(Check(f"decoded table, {role}", subject, value, "bit-identical", row is None))
+            checks.append(Check(f"decoded table, {role}", subject, value, "bit-identical", row is None, detail))
     return checks
 
 

@@ -25,8 +25,9 @@ class Measurement:
     """Scores of one runtime in one mode on one file; without a reference only its own perplexity.
 
     ``kl_to_first`` is KL(``first`` || this) in nats per token: the same quantized weights in another runtime or
-    mode, so it holds no quantization error, only what the runtime or a wrong graph adds. ``against_input`` compares
-    with the file that this one was made from, in the same runtime and mode.
+    mode, so it holds no quantization error, only what the runtime or a wrong graph adds. A file with row bands has
+    other weights than one without, so each kind has its own first. ``against_input`` compares with the file that this
+    one was made from, in the same runtime and mode.
     """
 
     container: str
@@ -48,13 +49,14 @@ class Measurement:
 
 @dataclasses.dataclass
 class _Running:
-    """A session and what it has scored so far."""
+    """A session and what it has scored so far; ``banded`` tells whether its table has row bands."""
 
     container: str
     runtime: str
     version: str
     mode: str
     session: Session
+    banded: bool
     scores: list[tuple[str, SequenceScore]] = dataclasses.field(default_factory=list)
     against_input: list[SequenceScore] = dataclasses.field(default_factory=list)
 
@@ -66,6 +68,7 @@ def measure(
     reference: Reference | None,
     wanted: list[str] | None = None,
     input_file: Path | None = None,
+    banded: frozenset[Path] = frozenset(),
 ) -> tuple[list[Measurement], list[Measurement]]:
     """Run every file in every runtime that takes it.
 
@@ -76,6 +79,7 @@ def measure(
         reference: logits of the float model for a sequence, or None.
         wanted: runtime names; None for every runtime that takes one of the files.
         input_file: a file of the same container that they were made from; it is run beside them.
+        banded: files whose table has row bands.
 
     Returns:
         What was measured on the files, and on the input file.
@@ -85,31 +89,36 @@ def measure(
         TieqError: if a wanted runtime takes none of the files.
     """
     with contextlib.ExitStack() as stack:
-        running = _open_all(stack, files, wanted)
+        running = _open_all(stack, files, wanted, banded)
         used = sorted({item.runtime for item in running})
-        inputs = [] if input_file is None else _open_all(stack, [input_file], used)
+        inputs = [] if input_file is None else _open_all(stack, [input_file], used, banded)
         everything = [*running, *inputs]
+        groups = [group for key in (False, True) if (group := [item for item in running if item.banded is key])]
+        groups += [[item] for item in inputs]
         with counter(f"validate: {', '.join(used)}", len(everything) * len(sequences.ids), "sequences") as advance:
             for ids, domain in zip(sequences.ids, sequences.domains, strict=True):
                 expected = None if reference is None else reference(ids)
-                candidates = []
+                found = {}
                 for item in everything:
-                    candidates.append(_logits(item, ids))
+                    found[id(item)] = _logits(item, ids)
                     advance(1)
-                for item, score in zip(everything, score_sequence(ids, expected, candidates, allowed), strict=True):
-                    item.scores.append((domain, score))
-                for item, found in zip(inputs, candidates[len(running) :], strict=True):
-                    ours = [
-                        i for i, other in enumerate(running) if (other.runtime, other.mode) == (item.runtime, item.mode)
-                    ]
-                    scored = score_sequence(ids, found, [candidates[i] for i in ours], allowed)
-                    for i, score in zip(ours, scored, strict=True):
-                        running[i].against_input.append(score)
-        measured = [_finish(item, running[0], reference is not None) for item in running]
+                for group in groups:
+                    candidates = [found[id(item)] for item in group]
+                    for item, score in zip(group, score_sequence(ids, expected, candidates, allowed), strict=True):
+                        item.scores.append((domain, score))
+                for original in inputs:
+                    ours = [i for i in running if (i.runtime, i.mode) == (original.runtime, original.mode)]
+                    scored = score_sequence(ids, found[id(original)], [found[id(item)] for item in ours], allowed)
+                    for item, score in zip(ours, scored, strict=True):
+                        item.against_input.append(score)
+        first = {group[0].banded: group[0] for group in groups[: len(groups) - len(inputs)]}
+        measured = [_finish(item, first[item.banded], reference is not None) for item in running]
         return measured, [_finish(item, item, reference is not None) for item in inputs]
 
 
-def _open_all(stack: contextlib.ExitStack, files: list[Path], wanted: list[str] | None) -> list[_Running]:
+def _open_all(
+    stack: contextlib.ExitStack, files: list[Path], wanted: list[str] | None, banded: frozenset[Path]
+) -> list[_Running]:
     running = []
     names = list(runtimes()) if wanted is None else list(dict.fromkeys(wanted))
     for name in names:
@@ -129,7 +138,7 @@ def _open_all(stack: contextlib.ExitStack, files: list[Path], wanted: list[str] 
         for path in mine:
             for mode, opened in adapter.modes(path):
                 session = stack.enter_context(opened)
-                running.append(_Running(path.suffix[1:], name, state.version, mode, session))
+                running.append(_Running(path.suffix[1:], name, state.version, mode, session, path in banded))
     return running
 
 

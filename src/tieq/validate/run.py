@@ -89,7 +89,8 @@ def validate(
     of_input: list[Measurement] = []
     if sequences is not None:
         mask = np.ones(structures[0].rows, dtype=bool) if allowed is None else allowed
-        measurements, of_input = measure(files, sequences, mask, reference, wanted, input_file)
+        banded = frozenset(structure.path for structure in structures if structure.bands)
+        measurements, of_input = measure(files, sequences, mask, reference, wanted, input_file, banded)
         checks += [check for item in measurements for check in measurement_checks(item, gates)]
     original = None if input_file is None else InputFile(prove(input_file), tuple(of_input))
     return Validation(tuple(structures), tuple(measurements), tuple(checks), original)

@@ -26,9 +26,11 @@ class Structure:
         file_bytes: bytes of the file and of its external data.
         rows: rows of the table.
         columns: its columns.
-        payloads: every stored run of bytes that holds a table of this size, each once.
-        read_lookup: decodes rows of the table that the lookup role reads.
+        payloads: every stored run of bytes that holds a table of this size or a row band of it, each once.
+        read_lookup: decodes rows of the table that the lookup role reads, row bands added.
         read_logits: the same for the logits role.
+        base_lookup: the same without row bands, None where the container has none.
+        base_logits: the same for the logits role.
         scratch: what must stay alive for the readers (a temporary folder), or None.
     """
 
@@ -40,17 +42,37 @@ class Structure:
     payloads: tuple[Payload, ...]
     read_lookup: RowReader
     read_logits: RowReader
+    base_lookup: RowReader | None = None
+    base_logits: RowReader | None = None
     scratch: object = None
 
     @property
+    def tables(self) -> tuple[Payload, ...]:
+        """Payloads that hold a whole table."""
+        return tuple(payload for payload in self.payloads if payload.band_rows is None)
+
+    @property
+    def bands(self) -> tuple[Payload, ...]:
+        """Payloads that hold a row band."""
+        return tuple(payload for payload in self.payloads if payload.band_rows is not None)
+
+    @property
     def shared(self) -> bool:
-        """Whether one payload is read by both roles."""
-        return any({"lookup", "logits"} <= set(payload.readers) for payload in self.payloads)
+        """Whether one table is read by both roles."""
+        return any({"lookup", "logits"} <= set(payload.readers) for payload in self.tables)
 
     @property
     def table_bytes(self) -> int:
-        """Bytes of all table payloads, scales included."""
+        """Bytes of all table payloads and row bands, scales included."""
         return sum(payload.nbytes for payload in self.payloads)
+
+    def reader(self, role: str, *, base: bool = False) -> RowReader:
+        """The reader of ``lookup`` or ``logits``, with row bands or without."""
+        refined, plain = {
+            "lookup": (self.read_lookup, self.base_lookup),
+            "logits": (self.read_logits, self.base_logits),
+        }[role]
+        return plain if base and plain is not None else refined
 
     def to_json(self) -> dict[str, Any]:
         """Plain dictionary for ``checks.json`` and the manifest."""
