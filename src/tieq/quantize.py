@@ -58,7 +58,7 @@ def quantize(
         for decision in plan.decisions:
             values = source.read(decision.stored)
             weights = np.ascontiguousarray(values.T if decision.transposed else values)
-            _refuse_bad_rows(decision.name, weights)
+            refuse_bad_rows(decision.name, weights)
             importance = statistics.importance(decision.name, decision.role, logits) if statistics else None
             tensors.update(_encode(decision, weights, importance))
             done += decision.rows * decision.columns
@@ -66,7 +66,7 @@ def quantize(
             done %= 1_000_000
     for name in floats:
         values = np.ascontiguousarray(source.read(name))
-        _refuse_bad_rows(name, values.reshape(len(values), -1))
+        refuse_bad_rows(name, values.reshape(len(values), -1))
         tensors[name] = values
     header = {
         "version": FORMAT_VERSION,
@@ -75,7 +75,12 @@ def quantize(
     save_file(dict(sorted(tensors.items())), path, metadata={"tieq": json.dumps(header, sort_keys=True)})
 
 
-def _refuse_bad_rows(name: str, weights: NDArray[np.float32]) -> None:
+def refuse_bad_rows(name: str, weights: NDArray[np.float32]) -> None:
+    """Refuse a matrix ``[rows, columns]`` that holds NaN or infinity.
+
+    Raises:
+        RefusedError: with the matrix's name and its bad rows.
+    """
     bad = np.flatnonzero(~np.isfinite(weights).all(axis=1))
     if bad.size:
         shown = ", ".join(map(str, bad[:8])) + (" ..." if bad.size > 8 else "")
@@ -97,6 +102,27 @@ def _encode(
     if importance is not None and importance.ndim == 2:
         importance = np.ascontiguousarray(importance.diagonal())
     return {f"{name}.ggml": ggml.encode(weights, scheme, importance)}
+
+
+def round_trip(
+    decision: Decision, weights: NDArray[np.float32], importance: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Quantize a matrix ``[rows, columns]`` as :func:`quantize` would and decode it again, all in memory.
+
+    Args:
+        decision: scheme and solver.
+        weights: the matrix.
+        importance: see :class:`tieq.solve.Solver`.
+    """
+    name, scheme = decision.name, decision.scheme
+    made = _encode(decision, weights, importance)
+    if scheme in SCHEMES:
+        return dequantize(
+            unpack_codes(made[f"{name}.codes"], SCHEMES[scheme].bits), made[f"{name}.scales"], SCHEMES[scheme]
+        )
+    if scheme == "f16":
+        return made[name].astype(np.float32)
+    return ggml.decode(made[f"{name}.ggml"], scheme)
 
 
 class QuantizedCheckpoint:

@@ -31,7 +31,7 @@ def inspect(model: ModelArgument, as_json: JsonOption = False) -> None:
     from tieq.inspection import inspect as run
 
     found = run(model)
-    _emit(found) if as_json else show_inspection(found)
+    emit(found) if as_json else show_inspection(found)
 
 
 @app.command()
@@ -73,7 +73,7 @@ def export(
         evaluation=text,
     )
     if as_json:
-        _emit({"folder": str(result.folder), "manifest": result.manifest, "checks": result.checks})
+        emit({"folder": str(result.folder), "manifest": result.manifest, "checks": result.checks})
     else:
         show_export(result)
     raise typer.Exit(0 if result.passed else 1)
@@ -107,7 +107,7 @@ def validate(
         reference=reference,
         sampling=build_sampling(path, sequences, length),
     )
-    _emit(found) if as_json else show_checks(found)
+    emit(found) if as_json else show_checks(found)
     raise typer.Exit(0 if found["passed"] else 1)
 
 
@@ -130,7 +130,7 @@ def runtimes(as_json: JsonOption = False) -> None:
                 "how": state.how,
             }
         )
-    _emit({"runtimes": rows}) if as_json else show_runtimes(rows)
+    emit({"runtimes": rows}) if as_json else show_runtimes(rows)
 
 
 @app.callback(invoke_without_command=True)
@@ -144,7 +144,8 @@ def _root(
         raise typer.Exit()
 
 
-def _emit(document: dict[str, Any]) -> None:
+def emit(document: dict[str, Any]) -> None:
+    """Print a document as JSON."""
     from tieq.artifact import json_text
 
     typer.echo(json_text(document))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from tieq.errors import TieqError
 from tieq.prepare import DEFAULT_FORMATS, FORMATS
-from tieq.recipe import Gates, Recipe, Sampling, load_recipe, recipe_for_bits
+from tieq.recipe import BITS, Effort, Gates, Recipe, Sampling, load_recipe, recipe_for_bits
 
 _DEFAULT_BITS = 4
 Model = TypeVar("Model", bound=BaseModel)
@@ -51,6 +51,37 @@ def default_out(model: str, recipe: Recipe) -> Path:
     stem = Path(model).name if Path(model).exists() else model.rpartition("/")[2]
     label = re.sub(r"[^\w.-]+", "-", f"{Path(stem).stem if stem.endswith('.gguf') else stem}-{recipe.name}".lower())
     return Path("artifacts") / label
+
+
+def study_out(model: str, kind: str) -> Path:
+    """``artifacts/MODEL-KIND``."""
+    return default_out(model, Recipe(name=kind))
+
+
+def parse_bits(bits: str | None) -> list[int]:
+    """The widths of ``--bits 2,4,8``; all that exist where it is not given.
+
+    Raises:
+        TieqError: for anything but whole numbers and commas.
+    """
+    if bits is None:
+        return list(BITS)
+    try:
+        return [int(part) for part in bits.split(",")]
+    except ValueError as error:
+        raise TieqError(f"--bits '{bits}' is no list of whole numbers.", todo="Write it as 2,4,8.") from error
+
+
+def check_effort(effort: str) -> Effort:
+    """The effort by name.
+
+    Raises:
+        TieqError: for a name that is none.
+    """
+    known = get_args(Effort)
+    if effort not in known:
+        raise TieqError(f"--effort '{effort}' is no effort.", todo=f"Use one of {', '.join(known)}.")
+    return cast(Effort, effort)
 
 
 def build_gates(
