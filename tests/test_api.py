@@ -28,6 +28,15 @@ def test_export_inspect_and_validate_take_strings(tiny_checkpoint, tmp_path):
     assert found["runtimes"] == result.checks["runtimes"]
 
 
+def test_probe_and_compare_return_their_documents_and_write_only_where_they_are_told(tiny_checkpoint, tmp_path):
+    probed = api.probe(tiny_checkpoint(), bits=(8,), schemes=("q4_0",), effort="quick")
+    assert [entry["scheme"] for entry in probed["schemes"]] == ["q4_0", "q8_0"]
+    compared = api.compare(tiny_checkpoint(), tmp_path / "out", bits=(8,), effort="quick")
+    assert compared["schemes"][0]["tie_tax"]["value"] == 0.0
+    assert (tmp_path / "out" / "compare.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
 def test_any_changed_byte_of_an_artifact_is_noticed(tiny_checkpoint, tmp_path):
     result = api.export(tiny_checkpoint(), tmp_path / "out", recipe=tiny.recipe(), formats=("gguf",))
     file = result.folder / "quantized.safetensors"

@@ -6,10 +6,10 @@ import tiny
 
 from tieq.calibrate import Statistics, measure
 from tieq.cost import expected_lookups, logits_cost, lookup_cost, row_costs
+from tieq.metrics import log_softmax
 from tieq.source.reference import ReferenceModel
 from tieq.source.role_runs import hidden_states, logits_of
 from tieq.text import Sequences
-from tieq.validate.metrics import log_softmax
 
 IDS = np.random.default_rng(0).integers(0, tiny.ROWS, (64, 32))
 

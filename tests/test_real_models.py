@@ -45,10 +45,10 @@ def test_the_rebuilt_tokenizer_gives_llama_cpps_ids(model):
 
 @pytest.mark.parametrize("model", sorted(BOUNDS))
 def test_the_model_read_from_gguf_is_the_model_that_llama_cpp_runs(model):
+    from tieq.metrics import score_sequence
     from tieq.runtimes import runtime
     from tieq.source.reference import load_model
     from tieq.source.tie import table_name, tie_graph
-    from tieq.validate.metrics import score_sequence
 
     source = open_source(model)
     graph = tie_graph(source)

@@ -60,8 +60,8 @@ def kl(model: Any, made: dict[str, np.ndarray], lookup: np.ndarray) -> float:
     """Of the model with other body weights and another lookup, to the model itself, on the tokens it was solved for."""
     import torch
 
+    from tieq.metrics import log_softmax
     from tieq.source.role_runs import hidden_states, logits_of
-    from tieq.validate.metrics import log_softmax
 
     reference = ReferenceModel(model)
     wanted = [log_softmax(reference.logits(row)) for row in IDS]

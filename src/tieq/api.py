@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tieq.pipeline import ExportResult
-    from tieq.recipe import Recipe
+    from tieq.recipe import Effort, Recipe
 
-__all__ = ["export", "inspect", "validate"]
+__all__ = ["compare", "export", "inspect", "probe", "validate"]
 
 
 def inspect(model: str | Path) -> dict[str, Any]:
@@ -77,3 +77,47 @@ def validate(path: str | Path, *, reference: str | None = None, runtimes: list[s
     from tieq.revalidate import validate_path
 
     return validate_path(Path(path), reference=reference, runtimes=runtimes)
+
+
+def probe(
+    model: str | Path,
+    out: str | Path | None = None,
+    *,
+    bits: Iterable[int] = (2, 3, 4, 5, 6, 8),
+    schemes: Iterable[str] = (),
+    effort: Effort = "standard",
+) -> dict[str, Any]:
+    """Measure what quantizing the table costs by role; the document that ``probe.json`` holds.
+
+    Args:
+        model: alias, hub id, checkpoint folder or ``.gguf`` file.
+        out: folder for the document and its pictures; None writes nothing.
+        bits: widths, as for :func:`export`.
+        schemes: further schemes by name.
+        effort: ``quick``, ``standard`` or ``best``, as for an export.
+
+    Raises:
+        TieqError: on bad input, before the model is run.
+    """
+    from tieq.probing import probe as run
+
+    return run(str(model), bits, schemes, effort=effort, out=None if out is None else Path(out))
+
+
+def compare(
+    model: str | Path,
+    out: str | Path | None = None,
+    *,
+    bits: Iterable[int] = (2, 3, 4, 5, 6, 8),
+    effort: Effort = "best",
+) -> dict[str, Any]:
+    """Compare one shared quantized table with two; the document that ``compare.json`` holds.
+
+    Arguments are those of :func:`probe`.
+
+    Raises:
+        TieqError: on bad input, before the model is run.
+    """
+    from tieq.comparing import compare as run
+
+    return run(str(model), bits, effort=effort, out=None if out is None else Path(out))

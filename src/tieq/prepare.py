@@ -109,7 +109,7 @@ def prepare(
     for note in notes[len(graph.notes) :]:
         say(f"note: {note}")
     if tokenizer is None:
-        notes.append("no tokenizer: no calibration, and the runtimes are compared on random token ids.")
+        notes.append("no tokenizer: random token ids are run instead of text, and an export is not calibrated.")
         say(f"note: {notes[-1]}")
     job = Job(model, source, graph, table, parts, plan, recipe, None, tokenizer, tuple(notes), kept)
     layout = None

@@ -91,7 +91,7 @@ def quantize(
     tensors = work.tensors
     for name in floats:
         values = np.ascontiguousarray(source.read(name))
-        _refuse_bad_rows(name, values.reshape(len(values), -1))
+        refuse_bad_rows(name, values.reshape(len(values), -1))
         tensors[name] = values
     header = {
         "version": FORMAT_VERSION,
@@ -112,7 +112,7 @@ class _Work:
         """Weights ``[rows, columns]`` of the source, refused where they are not finite."""
         values = self._source.read(decision.stored)
         weights = np.ascontiguousarray(values.T if decision.transposed else values)
-        _refuse_bad_rows(decision.name, weights)
+        refuse_bad_rows(decision.name, weights)
         return weights
 
     def do(self, decision: Decision) -> None:
@@ -157,7 +157,12 @@ def _header_entry(decision: Decision) -> dict[str, Any]:
     return entry
 
 
-def _refuse_bad_rows(name: str, weights: NDArray[np.float32]) -> None:
+def refuse_bad_rows(name: str, weights: NDArray[np.float32]) -> None:
+    """Refuse a matrix ``[rows, columns]`` that holds NaN or infinity.
+
+    Raises:
+        RefusedError: with the matrix's name and its bad rows.
+    """
     bad = np.flatnonzero(~np.isfinite(weights).all(axis=1))
     if bad.size:
         shown = ", ".join(map(str, bad[:8])) + (" ..." if bad.size > 8 else "")
@@ -181,6 +186,19 @@ def _encode(
     if importance is not None and importance.ndim == 2:
         importance = np.ascontiguousarray(importance.diagonal())
     return {f"{name}.ggml": ggml.encode(weights, scheme, importance)}
+
+
+def round_trip(
+    decision: Decision, weights: NDArray[np.float32], importance: NDArray[np.float32] | None
+) -> NDArray[np.float32]:
+    """Quantize a matrix ``[rows, columns]`` as :func:`quantize` would and decode it again, all in memory.
+
+    Args:
+        decision: scheme and solver; row bands are left out.
+        weights: the matrix.
+        importance: see :class:`tieq.solve.Solver`.
+    """
+    return _decode(decision, _encode(decision, weights, importance))
 
 
 def _decode(decision: Decision, made: dict[str, NDArray[Any]]) -> NDArray[np.float32]:

@@ -186,6 +186,12 @@ def test_validate_takes_what_llama_cpps_own_quantizer_wrote(kind, tieq_command, 
         (["export", "--model", "gpt2", "--effort", "heroic"], ["--effort", "'quick', 'standard' or 'best'"]),
         (["export", "--model", "gpt2", "--format", "tflite"], ["--format 'tflite'", "onnx, ort, gguf"]),
         (["validate", "missing"], ["does not exist"]),
+        (["probe", "gpt2", "--bits", "two"], ["--bits 'two'", "2,4,8"]),
+        (["probe", "gpt2", "--bits", "4,7"], ["--bits 7 has no scheme"]),
+        (["probe", "gpt2", "--scheme", "q9_9"], ["'q9_9' is no scheme", "q4_0"]),
+        (["probe", "gpt2", "--effort", "heroic"], ["--effort 'heroic'", "quick, standard, best"]),
+        (["probe", "gpt2", "--text", "none.txt"], ["none.txt", "cannot be read"]),
+        (["compare", "gpt2", "--bits", "1"], ["--bits 1 has no scheme"]),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_exit_code_2(arguments, words, tieq_command, tmp_path, monkeypatch):
@@ -269,4 +275,38 @@ def test_inspect_lists_rows_that_export_would_refuse(tieq_command, tiny_checkpoi
      ("org/Model X", "balanced", "model-x-balanced"), ("somewhere/m.Q8_0.gguf", "a b", "m.q8_0-a-b")],
 )  # fmt: skip
 def test_the_default_folder_names_model_and_recipe_once(model, recipe, folder):
-    assert default_out(model, Recipe(name=recipe)) == Path("artifacts") / folder
+    assert default_out(model, Recipe(name=recipe), keep_body=False) == Path("artifacts") / folder
+
+
+def test_probe_and_compare_print_what_their_files_hold(tieq_command, tiny_checkpoint, tmp_path):
+    text = tmp_path / "own.txt"
+    text.write_text("the dog sleeps in the warm sun and the fox walks by. " * 300)
+    texts = ("--calibration", text, "--text", text)
+    done = tieq_command(
+        "probe", tiny_checkpoint(), "--bits", "3,4", "--scheme", "q8_0", *texts, "--out", tmp_path / "p", "--json"
+    )
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == json.loads((tmp_path / "p" / "probe.json").read_text())
+    shown = tieq_command("probe", tiny_checkpoint(), "--scheme", "iq4_nl", *texts, "--out", tmp_path / "p")
+    assert shown.code == 0, shown.err
+    for words in ("iq4_nl", "KL, lookup", "predicted", "top 0.1 %", "after block 2", "The final norm's gain"):
+        assert words in shown.out
+    assert "q4_0" not in shown.out
+    done = tieq_command("compare", tiny_checkpoint("phi"), "--bits", "4", *texts, "--out", tmp_path / "c", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out) == json.loads((tmp_path / "c" / "compare.json").read_text())
+    shown = tieq_command("compare", tiny_checkpoint(), "--bits", "4", *texts, "--out", tmp_path / "c")
+    assert shown.code == 0, shown.err
+    for words in ("one shared table", "two tables in its bytes (q2_0 + q2_0)", "plain rounding", "sharing the table"):
+        assert words in shown.out
+
+
+def test_a_study_is_no_artifact_with_containers(tieq_command, tiny_checkpoint, tmp_path):
+    text = tmp_path / "own.txt"
+    text.write_text("the dog sleeps in the warm sun and the fox walks by. " * 300)
+    tieq_command(
+        "probe", tiny_checkpoint(), "--bits", "8", "--calibration", text, "--text", text, "--out", tmp_path / "p"
+    )
+    done = tieq_command("inspect", tmp_path / "p")
+    assert done.code == 2
+    assert "no container at all" in done.err

@@ -217,12 +217,12 @@ def test_tied_phi_is_refused_for_gguf_and_exports_to_onnx(tmp_path):
     "scheme", ["q4_1", "q5_0", "q5_1", "iq4_nl", "q2_k", "q4_k", "q6_k", "iq2_xxs", "iq3_s", "bf16"]
 )
 def test_every_kind_of_ggml_type_goes_into_gguf_and_runs(scheme, tmp_path_factory):
+    from tieq.metrics import score_sequence
     from tieq.pipeline import export
     from tieq.recipe import Gates, Precision
     from tieq.runtimes import runtime
     from tieq.source.locate import open_source
     from tieq.source.reference import load_model
-    from tieq.validate.metrics import score_sequence
 
     base = tmp_path_factory.getbasetemp() / "wide"
     if not base.exists():

@@ -13,6 +13,7 @@ import tiny
 from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.numpy import load_file, save_file
+from tieq.validate.metrics import log_softmax
 
 from tieq import api, text
 from tieq.errors import TieqError
@@ -23,7 +24,6 @@ from tieq.runtimes import runtime
 from tieq.source.gguf_file import GgufFile
 from tieq.source.locate import open_source
 from tieq.source.tokenizer import TextTokenizer
-from tieq.validate.metrics import log_softmax
 
 LOOKUP, LOGITS = "token_embd.weight", "output.weight"
 # The GGUF file's metadata are kept, so no pre-tokenizer is named.

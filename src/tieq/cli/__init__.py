@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tieq.cli.app import main
+from tieq.cli.studies import compare, probe
 
-__all__ = ["main"]
+__all__ = ["compare", "main", "probe"]

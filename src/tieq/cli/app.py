@@ -31,7 +31,7 @@ def inspect(model: ModelArgument, as_json: JsonOption = False) -> None:
     from tieq.inspection import inspect as run
 
     found = run(model)
-    _emit(found) if as_json else show_inspection(found)
+    emit(found) if as_json else show_inspection(found)
 
 
 @app.command()
@@ -87,7 +87,7 @@ def export(
         cache=not no_cache,
     )
     if as_json:
-        _emit({"folder": str(result.folder), "manifest": result.manifest, "checks": result.checks})
+        emit({"folder": str(result.folder), "manifest": result.manifest, "checks": result.checks})
     else:
         show_export(result)
     raise typer.Exit(0 if result.passed else 1)
@@ -121,7 +121,7 @@ def validate(
         reference=reference,
         sampling=build_sampling(path, sequences, length),
     )
-    _emit(found) if as_json else show_checks(found)
+    emit(found) if as_json else show_checks(found)
     raise typer.Exit(0 if found["passed"] else 1)
 
 
@@ -144,7 +144,7 @@ def runtimes(as_json: JsonOption = False) -> None:
                 "how": state.how,
             }
         )
-    _emit({"runtimes": rows}) if as_json else show_runtimes(rows)
+    emit({"runtimes": rows}) if as_json else show_runtimes(rows)
 
 
 @app.command()
@@ -163,7 +163,7 @@ def recipes(
     for name, path in shipped_recipes().items():
         chosen = load_recipe(path)
         rows.append({"name": name, "description": chosen.description, "file": str(path)})
-    _emit({"recipes": rows}) if as_json else show_recipes(rows)
+    emit({"recipes": rows}) if as_json else show_recipes(rows)
 
 
 @app.callback(invoke_without_command=True)
@@ -177,7 +177,8 @@ def _root(
         raise typer.Exit()
 
 
-def _emit(document: dict[str, Any]) -> None:
+def emit(document: dict[str, Any]) -> None:
+    """Print a document as JSON."""
     from tieq.artifact import json_text
 
     typer.echo(json_text(document))

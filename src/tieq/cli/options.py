@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from tieq.errors import TieqError
 from tieq.prepare import FORMATS
-from tieq.recipe import Gates, Recipe, Sampling, find_recipe, load_recipe, recipe_for_bits
+from tieq.recipe import BITS, Effort, Gates, Recipe, Sampling, find_recipe, load_recipe, recipe_for_bits
 
 _DEFAULT_BITS = 4
 Model = TypeVar("Model", bound=BaseModel)
@@ -61,6 +61,37 @@ def default_out(model: str, recipe: Recipe, keep_body: bool) -> Path:
     name = recipe.name.lower()
     label = re.sub(r"[^\w.-]+", "-", name if name.startswith(stem) else f"{stem}-{name}")
     return Path("artifacts") / (f"{label}-table" if keep_body else label)
+
+
+def study_out(model: str, kind: str) -> Path:
+    """``artifacts/MODEL-KIND``."""
+    return default_out(model, Recipe(name=kind), keep_body=False)
+
+
+def parse_bits(bits: str | None) -> list[int]:
+    """The widths of ``--bits 2,4,8``; all that exist where it is not given.
+
+    Raises:
+        TieqError: for anything but whole numbers and commas.
+    """
+    if bits is None:
+        return list(BITS)
+    try:
+        return [int(part) for part in bits.split(",")]
+    except ValueError as error:
+        raise TieqError(f"--bits '{bits}' is no list of whole numbers.", todo="Write it as 2,4,8.") from error
+
+
+def check_effort(effort: str) -> Effort:
+    """The effort by name.
+
+    Raises:
+        TieqError: for a name that is none.
+    """
+    known = get_args(Effort)
+    if effort not in known:
+        raise TieqError(f"--effort '{effort}' is no effort.", todo=f"Use one of {', '.join(known)}.")
+    return cast(Effort, effort)
 
 
 def build_gates(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tieq.cli.tables import print_line as _print
+from tieq.cli.tables import print_table as _table
 from tieq.report.tables import (
     CHECK_HEADER,
     FILE_HEADER,
@@ -17,29 +19,6 @@ from tieq.report.tables import (
 
 if TYPE_CHECKING:
     from tieq.pipeline import ExportResult
-
-
-def _print(text: str = "") -> None:
-    print(text)
-
-
-def _table(header: Row, rows: list[Row]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    # Wide enough for pipes and CI logs, where rich would otherwise fold cells at 80 columns.
-    console = Console(width=None if _is_terminal() else 160, highlight=False, emoji=False)
-    table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _is_terminal() -> bool:
-    import sys
-
-    return sys.stdout.isatty()
 
 
 def show_inspection(found: dict[str, Any]) -> None:

@@ -16,12 +16,12 @@ _DISTRIBUTIONS = (
 )  # fmt: skip
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of everything that shapes the result."""
+def versions(*more: str) -> dict[str, str]:
+    """Versions of Python and of everything that shapes the result; ``more`` distributions besides an export's."""
     installed = {item.metadata["Name"].lower(): item.version for item in importlib.metadata.distributions()}
     # Distribution names may be spelled with either separator.
     spelled = {name.replace("_", "-"): version for name, version in installed.items()}
-    found = {name: spelled[name] for name in _DISTRIBUTIONS if name in spelled}
+    found = {name: spelled[name] for name in (*_DISTRIBUTIONS, *more) if name in spelled}
     return {"python": platform.python_version(), **found}
 
 

@@ -47,6 +47,15 @@ def logits_of(model: ReferenceModel, hidden: NDArray[np.float32], logits: Table 
     return values
 
 
+def role_tables(model: ReferenceModel) -> tuple[Table, Table]:
+    """The model's own tables, lookup and logits, ``[rows, columns]`` float32; one and the same array where tied."""
+    lookup: Any = model.module.get_input_embeddings().weight
+    logits: Any = model.module.get_output_embeddings().weight
+    first: Table = lookup.detach().numpy()
+    second: Table = first if logits is lookup else logits.detach().numpy()
+    return first, second
+
+
 def body_of(model: ReferenceModel) -> Any:
     """The module between the roles: ids in, hidden states after the final norm out."""
     module = model.module

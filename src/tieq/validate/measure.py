@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq.errors import MissingRuntimeError, TieqError
+from tieq.metrics import Estimate, Scores, SequenceScore, exp, mean, score_sequence, summarize
 from tieq.progress import counter
 from tieq.runtimes import runtime, runtimes
 from tieq.runtimes.base import Session
 from tieq.text import Sequences
-from tieq.validate.metrics import Estimate, Scores, SequenceScore, exp, mean, score_sequence, summarize
 
 Reference = Callable[[NDArray[np.int64]], NDArray[np.float32]]
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tieq.validate.metrics import SequenceScore, log_softmax, mean, score_sequence, summarize
+from tieq.metrics import SequenceScore, log_softmax, mean, score_sequence, summarize
 
 
 def logits(length: int = 70, vocab: int = 11, seed: int = 0) -> np.ndarray:

@@ -1,0 +1,72 @@
+"""The commands that measure and write no model: ``probe`` and ``compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tieq.cli.app import JsonOption, app, emit
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, hub id, checkpoint folder or .gguf file.")]
+BitsOption = Annotated[str | None, typer.Option(metavar="N,N,...", help="Widths. [default: 2,3,4,5,6,8]")]
+CalibrationOption = Annotated[list[Path] | None, typer.Option(help="Text file to calibrate on; repeatable.")]
+TextOption = Annotated[list[Path] | None, typer.Option(help="Text file to measure on; repeatable.")]
+EffortOption = Annotated[
+    str, typer.Option(help="quick (no calibration), standard (a weight a column) or best (full cost; minutes).")
+]
+
+
+@app.command()
+def probe(
+    model: ModelArgument,
+    bits: BitsOption = None,
+    scheme: Annotated[list[str] | None, typer.Option(help="Scheme to try by name; repeatable.")] = None,
+    effort: EffortOption = "standard",
+    calibration: CalibrationOption = None,
+    text: TextOption = None,
+    out: Annotated[Path | None, typer.Option(help="Folder. [default: artifacts/MODEL-probe]")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure what quantizing the table costs in each of its roles."""
+    from tieq.cli.options import check_effort, parse_bits, study_out
+    from tieq.cli.show_studies import show_probe
+    from tieq.probing import probe as run
+
+    found = run(
+        model,
+        () if bits is None and scheme else parse_bits(bits),
+        scheme or (),
+        effort=check_effort(effort),
+        out=out or study_out(model, "probe"),
+        calibration=calibration,
+        evaluation=text,
+    )
+    emit(found) if as_json else show_probe(found)
+
+
+@app.command()
+def compare(
+    model: ModelArgument,
+    bits: BitsOption = None,
+    effort: EffortOption = "best",
+    calibration: CalibrationOption = None,
+    text: TextOption = None,
+    out: Annotated[Path | None, typer.Option(help="Folder. [default: artifacts/MODEL-compare]")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare one shared quantized table with two, at equal bits and at equal bytes."""
+    from tieq.cli.options import check_effort, parse_bits, study_out
+    from tieq.cli.show_studies import show_compare
+    from tieq.comparing import compare as run
+
+    found = run(
+        model,
+        parse_bits(bits),
+        effort=check_effort(effort),
+        out=out or study_out(model, "compare"),
+        calibration=calibration,
+        evaluation=text,
+    )
+    emit(found) if as_json else show_compare(found)
