@@ -133,9 +133,12 @@ def test_a_full_measurement_has_the_same_mean_squares(llama: Any) -> None:
 def test_the_logits_cost_is_the_hidden_states_moment_in_fisher_units(llama: Any) -> None:
     found = measure(ReferenceModel(llama), sequences(), full=True)
     assert found.table is not None
+    assert found.sample is not None
+    # One of the three sequences is held out for predictions.
+    assert np.array_equal(found.sample.ids, IDS[0])
     with torch.no_grad():
-        chances = torch.cat([llama(torch.from_numpy(row)[None]).logits[0].softmax(-1) for row in IDS]).double()
-        hidden = llama.model(torch.from_numpy(IDS)).last_hidden_state.reshape(-1, 64).double()
+        chances = torch.cat([llama(torch.from_numpy(row)[None]).logits[0].softmax(-1) for row in IDS[1:]]).double()
+        hidden = llama.model(torch.from_numpy(IDS[1:])).last_hidden_state.reshape(-1, 64).double()
     spread = 1 - chances.square().sum(-1)
     expected = (hidden * spread[:, None]).T @ hidden / len(hidden)
     assert np.allclose(found.table.logits, expected, rtol=1e-3, atol=1e-5)

@@ -65,12 +65,13 @@ def test_the_artifacts_file_is_small_and_can_be_read_too(model: ReferenceModel, 
     made = measure(model, TEXT, full=True)
     made.save(tmp_path / "small", {})
     made.save(tmp_path / "whole", {}, whole=True)
-    assert (tmp_path / "small").stat().st_size < (tmp_path / "whole").stat().st_size / 2
+    assert (tmp_path / "small").stat().st_size < (tmp_path / "whole").stat().st_size
     found, _ = Statistics.load(tmp_path / "small")
     assert found.sample is None
+    assert found.gradients == {}
     assert found.table is not None
     for name, value in made.second_moments.items():
-        assert np.array_equal(found.second_moments[name], value.diagonal())
+        assert np.array_equal(found.second_moments[name], value)
 
 
 @pytest.mark.parametrize("full", [False, True])

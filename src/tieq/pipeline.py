@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tieq.calibrate import Calibration, Request, calibrate, request, usable_cach
 from tieq.prepare import Job, prepare
 from tieq.progress import stage
 from tieq.quantize import BodyRun, QuantizedCheckpoint, quantize
-from tieq.recipe import Recipe, Sampling, dump_recipe
+from tieq.recipe import Precision, Recipe, Sampling, dump_recipe
 from tieq.records import TieGraph
 from tieq.report.manifest import container_entries, file_entries, versions
 from tieq.report.markdown import report_markdown
@@ -28,7 +28,7 @@ from tieq.source.tokenizer import TOKENIZER_FILES, TextTokenizer
 from tieq.validate.run import Validation, validate
 
 # Calibration tokens that the body is solved on: more of them gained nothing in a model of 135 M parameters.
-_BODY_TOKENS = 8192
+BODY_TOKENS = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,7 @@ def export(
     calibration: Iterable[str | Path] = (),
     evaluation: list[Path] | None = None,
     cache: bool = True,
+    choices: Mapping[str, Precision] | None = None,
 ) -> ExportResult:
     """Quantize a model once, write its containers, validate them, and put the folder in place.
 
@@ -69,6 +70,7 @@ def export(
         calibration: text instead of the default one, see :func:`tieq.text.calibration_corpus`.
         evaluation: text files instead of the default evaluation text.
         cache: take statistics of the same model and text from the user's cache, and keep them there.
+        choices: precisions by matrix name, over the recipe's; see :mod:`tieq.planning`.
 
     Raises:
         TieqError: on bad input, before anything is written to ``out``.
@@ -76,14 +78,18 @@ def export(
     artifact.check_target(out)
     calibration_text = text.calibration_corpus(calibration)
     evaluation_text = text.file_corpus(evaluation) if evaluation else text.default_corpus(text.EVALUATION)
-    job = prepare(model, recipe, formats, tie=tie, keep_body=keep_body)
+    job = prepare(model, recipe, formats, tie=tie, keep_body=keep_body, choices=choices)
     artifact.check_source(out, job.source.path)
     wanted = calibration_request(job, calibration_text)
     with stage("reference model"):
         reference = load_model(job.source, tied=job.graph.tied, table=job.table)
     evaluated = make_sequences(job.source, job.tokenizer, job.graph.rows, evaluation_text, recipe.evaluation)
     with artifact.staged(out) as folder:
-        found = None if wanted is None else calibrate_job(job, wanted, lambda: reference, cache=cache)
+        found = (
+            None
+            if wanted is None
+            else calibrate_job(job, wanted, lambda: reference, full=None if choices is None else True, cache=cache)
+        )
         if found is not None:
             about = {"text_sha256": calibration_text.sha256, "tokens_sha256": found.sequences.sha256}
             found.statistics.save(folder / "calibration.safetensors", about)
@@ -92,7 +98,7 @@ def export(
         checkpoint_path = folder / "quantized.safetensors"
         statistics = None if found is None else found.statistics
         in_order = found is not None and recipe.effort == "best"
-        body = BodyRun(reference, found.sequences.spread(_BODY_TOKENS)) if found is not None and in_order else None
+        body = BodyRun(reference, found.sequences.spread(BODY_TOKENS)) if found is not None and in_order else None
         quantize(job.source, job.plan, job.floats, checkpoint_path, statistics, job.parts.logits, body)
         checkpoint_path.chmod(0o644)
         files = _write_containers(job, reference, QuantizedCheckpoint(checkpoint_path), folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from tieq.bands import decide_bands
@@ -70,6 +71,7 @@ def make_plan(
     table: str,
     *,
     calibrated: bool = True,
+    choices: Mapping[str, Precision] | None = None,
 ) -> Plan:
     """Decide the scheme of every matrix.
 
@@ -80,16 +82,16 @@ def make_plan(
         formats: containers that will be written, of ``onnx``, ``ort`` and ``gguf``.
         table: source tensor that holds the shared table.
         calibrated: whether second moments can be measured, where the recipe's effort wants them.
+        choices: precisions by matrix name, over the recipe's; what a budget has chosen.
 
     Raises:
-        RefusedError: if a container cannot hold a wished scheme, or a scheme needs importance weights that will not
-            be there; the message names what can be done.
+        RefusedError: if a choice is for no matrix of the model, a container cannot hold a wished scheme, or a scheme
+            needs importance weights that will not be there; the message names what can be done.
     """
     decisions = []
     if graph.tied:
         made = _decide(parts.lookup, "table", graph.rows, graph.columns, recipe.precision("table"), recipe, formats)
         bands = decide_bands(recipe.precision("table").bands, made.name, made.rows, made.columns, made.scheme)
-        _check_bands(made.name, bands, calibrated and recipe.effort != "quick")
         decisions.append(dataclasses.replace(made, stored=table, bands=bands))
     else:
         _refuse_bands(parts, recipe)
@@ -98,9 +100,27 @@ def make_plan(
     for matrix in parts.body:
         made = _decide(matrix.name, "body", matrix.rows, matrix.columns, recipe.precision("body"), recipe, formats)
         decisions.append(dataclasses.replace(made, transposed=matrix.transposed))
+    known = {decision.name for decision in decisions}
+    for name in choices or {}:
+        if name not in known:
+            raise RefusedError("is no matrix of this model.", where=name, todo="Plan for this model again.")
+    decisions = [decide(d, choices[d.name], recipe, formats) if choices and d.name in choices else d for d in decisions]
     for decision in decisions:
+        _check_bands(decision.name, decision.bands, calibrated and recipe.effort != "quick")
         _check_importance(decision, calibrated and recipe.effort != "quick")
     return Plan(tuple(decisions), formats, recipe.name)
+
+
+def decide(decision: Decision, wish: Precision, recipe: Recipe, formats: tuple[str, ...]) -> Decision:
+    """The same matrix in another precision.
+
+    Raises:
+        RefusedError: if a container cannot hold it.
+    """
+    made = _decide(decision.name, decision.role, decision.rows, decision.columns, wish, recipe, formats)
+    bands = decide_bands(wish.bands, made.name, made.rows, made.columns, made.scheme)
+    own = dataclasses.asdict(made) | {"stored": decision.stored, "transposed": decision.transposed}
+    return Decision(**{**own, "reason": "budget" if made.reason == "recipe" else made.reason, "bands": bands})
 
 
 def _decide(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from tieq.errors import RefusedError
 from tieq.plan import Plan, make_plan
 from tieq.progress import say
-from tieq.recipe import Recipe
+from tieq.recipe import Precision, Recipe
 from tieq.records import TieGraph
 from tieq.source.base import GgufLayout, ModelSource
 from tieq.source.gguf_file import GgufFile
@@ -58,6 +59,7 @@ def prepare(
     *,
     tie: bool | None = None,
     keep_body: bool = False,
+    choices: Mapping[str, Precision] | None = None,
 ) -> Job:
     """Open the model, find its roles, plan, and refuse what cannot be exported.
 
@@ -67,6 +69,7 @@ def prepare(
         formats: containers to write; None for the usual ones.
         tie: see :func:`tieq.source.tie.tie_graph`.
         keep_body: plan the tables alone; a GGUF file's other tensors and metadata are to stay as they are.
+        choices: precisions by matrix name, over the recipe's.
 
     Raises:
         RefusedError: with the reason; nothing has been written.
@@ -97,7 +100,7 @@ def prepare(
             todo="Download the checkpoint again.",
         )
     planned = parts if kept is None else dataclasses.replace(parts, body=())
-    plan = make_plan(planned, graph, recipe, formats, table, calibrated=tokenizer is not None)
+    plan = make_plan(planned, graph, recipe, formats, table, calibrated=tokenizer is not None, choices=choices)
     notes = list(graph.notes)
     if kept is not None:
         notes.append(
@@ -160,7 +163,7 @@ def _fallback_notes(plan: Plan) -> list[str]:
     """One note a kind of fallback, with its real bits per weight."""
     groups: dict[str, list[str]] = {}
     for decision in plan.decisions:
-        if decision.reason != "recipe":
+        if decision.reason.startswith("fallback"):
             kind = f"{decision.scheme}, {decision.bits_per_weight} bits/weight ({decision.reason})"
             groups.setdefault(kind, []).append(decision.name)
     return [

@@ -12,8 +12,9 @@ from tieq.progress import counter
 from tieq.source.reference import ReferenceModel
 from tieq.text import Sequences
 
-# Whole sequences are sampled, up to about this many tokens: 20 MB for 576 columns.
-_SAMPLE_TOKENS = 4096
+# Sequences whose single positions are kept: one in so many, and no more than this many tokens (20 MB for 576 columns).
+# The cost matrices leave them out if most sequences remain: what a table is solved for says too little about the rest.
+_ONE_IN, _SAMPLE_TOKENS = 6, 4096
 
 
 def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Statistics:
@@ -44,7 +45,7 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
         if type(module).__name__ in ("Linear", "Conv1D")
     ]
     sampled = _sampled(sequences)
-    meter = _TableMeter(model) if full else None
+    meter = _TableMeter(model, hold_out=2 * len(sampled) < len(sequences.ids)) if full else None
     try:
         with counter("calibration", len(sequences.ids), "sequences") as advance:
             for number, (row, weight) in enumerate(zip(sequences.ids, sequences.weights.tolist(), strict=True)):
@@ -86,7 +87,8 @@ def _sampled(sequences: Sequences) -> set[int]:
     members: dict[str, list[int]] = {}
     for number, domain in enumerate(sequences.domains):
         members.setdefault(domain, []).append(number)
-    budget = max(1, _SAMPLE_TOKENS // sequences.ids.shape[1] // len(members))
+    count, length = sequences.ids.shape
+    budget = max(1, min(count // _ONE_IN, _SAMPLE_TOKENS // length) // len(members))
     count = min(budget, *map(len, members.values()))
     return {numbers[part * len(numbers) // count] for numbers in members.values() for part in range(count)}
 
@@ -94,15 +96,16 @@ def _sampled(sequences: Sequences) -> set[int]:
 class _TableMeter:
     """Adds up what the table's roles see, one sequence at a time, with one forward and one backward pass each."""
 
-    def __init__(self, model: ReferenceModel) -> None:
+    def __init__(self, model: ReferenceModel, *, hold_out: bool) -> None:
         import torch
 
-        self._model = model.module
+        self._model, self._hold_out = model.module, hold_out
         self._model.requires_grad_(False)
         # Targets are drawn from the model's own distribution, the same ones in every run.
         self._random = torch.Generator().manual_seed(0)
         self.is_finite = True
         self._tokens = 0
+        self._cost_tokens = 0.0
         self._hidden: Any = 0
         self._gradient: Any = 0
         rows = self._model.get_output_embeddings().weight.shape[0]
@@ -141,12 +144,14 @@ class _TableMeter:
         gradient = kept["rows"].grad[0] * float(getattr(lookup, "embed_scale", 1.0))
         wide, hidden = gradient.double(), kept["hidden"].double()
         self.is_finite = self.is_finite and bool(wide.isfinite().all() and hidden.isfinite().all())
-        self._hidden = self._hidden + weight * ((hidden * spread[:, None]).T @ hidden)
-        self._gradient = self._gradient + weight * (wide.T @ wide)
         self._lookups += weight * torch.bincount(torch.from_numpy(row), minlength=len(self._lookups))
         self._tokens += len(row)
         if sampled:
             self._sampled.append((row, kept["hidden"].float().numpy(), gradient.float().numpy()))
+        if not (sampled and self._hold_out):
+            self._hidden = self._hidden + weight * ((hidden * spread[:, None]).T @ hidden)
+            self._gradient = self._gradient + weight * (wide.T @ wide)
+            self._cost_tokens += weight * len(row)
 
     def _sample_targets(self, logits: Any, weight: float) -> tuple[Any, Any]:
         """Targets from the model's distribution, and ``1 - sum p^2``, ``[length]`` each."""
@@ -163,8 +168,8 @@ class _TableMeter:
     def cost(self) -> TableCost:
         """The cost matrices."""
         return TableCost(
-            lookup=(self._gradient / self._tokens).float().numpy(),
-            logits=(self._hidden / self._tokens).float().numpy(),
+            lookup=(self._gradient / self._cost_tokens).float().numpy(),
+            logits=(self._hidden / self._cost_tokens).float().numpy(),
         )
 
     def use(self) -> RowUse:

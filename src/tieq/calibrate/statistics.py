@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tieq.errors import TieqError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 # Added to the diagonal, as a share of its mean, where calibration text may have left a direction out.
 _TABLE_DAMPING, _DIAGONAL_DAMPING = 0.1, 0.01
@@ -56,7 +56,7 @@ class RowUse:
 
 @dataclasses.dataclass(frozen=True)
 class TokenSample:
-    """Single calibration positions, for predictions that averages cannot make.
+    """Single calibration positions that the cost matrices leave out, for predictions that averages cannot make.
 
     Attributes:
         ids: looked-up token, ``[tokens]`` int64.

@@ -9,6 +9,7 @@ from tieq.probe.frequency import Bands, frequency_bands
 from tieq.probe.norm import column_moments, norm_effect, top_column_share
 from tieq.probe.predict import Prediction, predict, thinned
 from tieq.probe.runs import Case, LookedUp, RoleRuns
+from tieq.probe.whole import whole_costs
 
 __all__ = [
     "Bands",
@@ -22,4 +23,5 @@ __all__ = [
     "predict",
     "thinned",
     "top_column_share",
+    "whole_costs",
 ]

@@ -66,6 +66,17 @@ def draw_compare(document: dict[str, Any], folder: Path) -> None:
         axes.legend()
 
 
+def draw_plan(document: dict[str, Any], folder: Path) -> None:
+    """Draw ``front.svg``: predicted KL against the size of the file, and the plan on it."""
+    with _figure(folder / "front.svg", f"{document['model']['label']}: what a size can buy") as (axes,):
+        points, chosen = document["front"], document["predicted"]
+        sizes = [point["file_bytes"] / 1e6 for point in points]
+        axes.plot(sizes, [_drawable(point["kl"]) for point in points], marker=".", label="predicted")
+        axes.plot([chosen["file_bytes"] / 1e6], [_drawable(chosen["kl"])], marker="o", linestyle="", label="the plan")
+        axes.set(xlabel="file (MB)", ylabel=_KL, yscale="log")
+        axes.legend()
+
+
 def _name(entry: dict[str, Any]) -> str:
     return f"{entry['scheme']}, {entry['bits_per_weight']:.4g} bits/weight"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,28 @@ def body_of(model: ReferenceModel) -> Any:
 def with_lookup(model: ReferenceModel, lookup: Table | None) -> contextlib.AbstractContextManager[None]:
     """While it lasts, the model looks tokens up in another table ``[rows, columns]`` (None: its own)."""
     return _table(model.module.get_input_embeddings(), lookup)
+
+
+@contextlib.contextmanager
+def with_weights(model: ReferenceModel, matrices: Iterable[tuple[str, bool, Table]]) -> Iterator[None]:
+    """While it lasts, parameters of the model have other values.
+
+    Args:
+        model: the float model.
+        matrices: parameter name, whether it is stored as ``[columns, rows]``, and values ``[rows, columns]``.
+    """
+    import torch
+
+    own: list[tuple[Any, Any]] = []
+    try:
+        for name, transposed, values in matrices:
+            parameter = model.module.get_parameter(name)
+            own.append((parameter, parameter.data))
+            parameter.data = torch.from_numpy(np.ascontiguousarray(values.T if transposed else values))
+        yield
+    finally:
+        for parameter, data in own:
+            parameter.data = data
 
 
 @contextlib.contextmanager
