@@ -44,8 +44,9 @@ def show_probe(found: dict[str, Any]) -> None:
     print_line(found["norm"]["sentence"])
     share = shown["logits_cost_in_top_columns"]
     print_line(
-        f"With {shown['scheme']}, the dearest {found['norm']['top_columns']} columns hold {share['after_norm']:.1%} "
-        f"of the logits role's cost, and would hold {share['before_norm']:.1%} without the gain."
+        f"With {shown['scheme']}, the dearest 1 % of the columns ({found['norm']['top_columns']}) hold "
+        f"{share['after_norm']:.1%} of the logits role's cost; without the gain they would hold "
+        f"{share['before_norm']:.1%}."
     )
 
 

@@ -32,6 +32,7 @@ def draw_probe(document: dict[str, Any], folder: Path) -> None:
         for entry in schemes:
             errors = entry["residual_error"]
             axes.plot(range(len(errors)), [_drawable(value) for value in errors], marker=".", label=_name(entry))
+        axes.locator_params(axis="x", integer=True)
         axes.set(xlabel="decoder blocks passed", ylabel="relative error of the residual stream", yscale="log")
         axes.legend()
     with _figure(folder / "frequency_bands.svg", f"{label}: predicted cost by token frequency", 2) as panels:
