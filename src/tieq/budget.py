@@ -17,6 +17,14 @@ _FRONT_POINTS = 48
 
 
 @dataclasses.dataclass(frozen=True)
+class Budget:
+    """The bound: bytes of the largest container, or KL in nats per token; None and None take the recipe as it is."""
+
+    size: int | None = None
+    kl: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Candidate:
     """One way to store a matrix.
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tieq import artifact, text
-from tieq.budget import Selection, front, least_cost, least_size
+from tieq.budget import Budget, Selection, front, least_cost, least_size
 from tieq.calibrate import Statistics
 from tieq.candidates import Choices, body_choices, bytes_of, table_choices
 from tieq.errors import RefusedError, TieqError
@@ -42,14 +42,6 @@ from tieq.text import Sequences
 # What a container holds beside the matrices and float tensors: a graph's nodes for each matrix and for the rest.
 _ONNX_NODES_PER_MATRIX, _ONNX_REST = 9_000, 200_000
 _GGUF_PER_TENSOR = 96
-
-
-@dataclasses.dataclass(frozen=True)
-class Budget:
-    """The bound: bytes of the largest container, or KL in nats per token; None and None take the recipe as it is."""
-
-    size: int | None = None
-    kl: float | None = None
 
 
 def plan(
@@ -131,6 +123,53 @@ def plan(
     return document
 
 
+def export_choices(
+    model: str,
+    recipe: Recipe,
+    budget: Budget,
+    plan_file: Path | None,
+    out: Path,
+    formats: tuple[str, ...] | None,
+    *,
+    tie: bool | None,
+    calibration: Iterable[str | Path],
+    evaluation: list[Path] | None,
+    cache: bool,
+) -> dict[str, Precision] | None:
+    """What an export follows beyond its recipe: a plan file, a plan made for its budget, or nothing (None).
+
+    A bound on KL is worth a measurement of the plan before it is followed; under a size the order of the prices
+    decides, and the export measures what comes out.
+    """
+    if plan_file is not None:
+        return read_choices(plan_file)
+    if budget == Budget():
+        return None
+    artifact.check_target(out)
+    document = plan(
+        model,
+        recipe,
+        budget,
+        formats,
+        tie=tie,
+        calibration=calibration,
+        evaluation=evaluation,
+        cache=cache,
+        measured=budget.kl is not None,
+    )
+    say(f"plan: {_sentence(document)}")
+    return _precisions(document["choices"])
+
+
+def _sentence(document: dict[str, Any]) -> str:
+    chosen = [row["label"] for rows in document["tables"].values() for row in rows if row["chosen"]]
+    body = ", ".join(f"{count} x {scheme}" for scheme, count in document["body"].items())
+    size = document["predicted"]["file_bytes"] / 1e6
+    return (
+        f"table {' / '.join(chosen)}; body {body}; about {size:.1f} MB, predicted KL {document['predicted']['kl']:.3g}"
+    )
+
+
 def read_choices(path: Path) -> dict[str, Precision]:
     """The choices of a ``plan.json``.
 
@@ -138,10 +177,13 @@ def read_choices(path: Path) -> dict[str, Precision]:
         TieqError: if the file is none.
     """
     try:
-        chosen = json.loads(path.read_text(encoding="utf-8"))["choices"]
-        return {name: Precision.model_validate(precision) for name, precision in chosen.items()}
+        return _precisions(json.loads(path.read_text(encoding="utf-8"))["choices"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TieqError(f"is no plan of `tieq plan` ({error}).", where=str(path)) from error
+
+
+def _precisions(chosen: dict[str, Any]) -> dict[str, Precision]:
+    return {name: Precision.model_validate(precision) for name, precision in chosen.items()}
 
 
 def _candidates(job: Job, statistics: Statistics) -> dict[str, Choices]:

@@ -77,6 +77,9 @@ class Gates(_Strict):
         None, ge=0, le=1, strict=True, allow_inf_nan=False, description="share of positions with the same best token"
     )
     max_perplexity_ratio: float | None = Field(None, gt=0, strict=True, allow_inf_nan=False)
+    max_bytes: int | None = Field(
+        None, gt=0, strict=True, description="bytes of a container, its external data included"
+    )
     max_runtime_kl: float | None = Field(
         0.02,
         gt=0,

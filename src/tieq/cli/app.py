@@ -21,6 +21,14 @@ app = typer.Typer(
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="Alias, hub id, checkpoint folder, .gguf or .onnx file, artifact folder.")
 ]
+FormatsOption = Annotated[
+    list[str] | None,
+    typer.Option("--format", help="onnx, gguf or ort; repeatable. [default: onnx and gguf; gguf with --keep-body]"),
+]
+TargetSizeOption = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Best quality in a file of at most 80MB, 76MiB, ...")
+]
+MaxKlOption = Annotated[float | None, typer.Option(help="Smallest file with at most this mean KL, nats per token.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 
 
@@ -45,10 +53,10 @@ def export(
     recipe: Annotated[
         str | None, typer.Option(help="Recipe file or the name of a shipped one (`tieq recipes`) instead of --bits.")
     ] = None,
-    formats: Annotated[
-        list[str] | None,
-        typer.Option("--format", help="onnx, gguf or ort; repeatable. [default: onnx and gguf; gguf with --keep-body]"),
-    ] = None,
+    target_size: TargetSizeOption = None,
+    max_kl: MaxKlOption = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan.json of `tieq plan`, instead of --bits.")] = None,
+    formats: FormatsOption = None,
     out: Annotated[Path | None, typer.Option(help="Artifact folder. [default: artifacts/MODEL-RECIPE]")] = None,
     tie: Annotated[
         bool | None, typer.Option("--tie/--no-tie", help="Share equal tables that the flag calls untied, or do not.")
@@ -70,16 +78,33 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Quantize once, write the containers, validate them."""
-    from tieq.cli.options import build_recipe, check_formats, default_out
+    from tieq.cli.options import budget_recipe, build_budget, build_recipe, check_formats, default_out
     from tieq.cli.show import show_export
     from tieq.pipeline import export as run
+    from tieq.planning import export_choices
 
-    chosen = build_recipe(bits, effort, recipe, pre_tokenizer, keep_body)
+    rivals = {"--bits": bits is not None, "--plan": plan is not None, "--keep-body": keep_body}
+    budget = build_budget(target_size, max_kl, rivals)
+    chosen = budget_recipe(build_recipe(bits, effort, recipe, pre_tokenizer, keep_body), budget)
+    where = out or default_out(model, chosen, keep_body)
+    choices = export_choices(
+        model,
+        chosen,
+        budget,
+        plan,
+        where,
+        check_formats(formats),
+        tie=tie,
+        calibration=calibration or (),
+        evaluation=text,
+        cache=not no_cache,
+    )
     result = run(
         model,
         chosen,
-        out or default_out(model, chosen, keep_body),
+        where,
         check_formats(formats),
+        choices=choices,
         tie=tie,
         keep_body=keep_body,
         calibration=calibration or (),

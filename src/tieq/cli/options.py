@@ -8,6 +8,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from tieq.budget import Budget
 from tieq.errors import TieqError
 from tieq.prepare import FORMATS
 from tieq.recipe import BITS, Effort, Gates, Recipe, Sampling, find_recipe, load_recipe, recipe_for_bits
@@ -63,6 +64,30 @@ def default_out(model: str, recipe: Recipe, keep_body: bool) -> Path:
     return Path("artifacts") / (f"{label}-table" if keep_body else label)
 
 
+def budget_recipe(recipe: Recipe, budget: Budget) -> Recipe:
+    """The recipe with the budget as a gate, named after it."""
+    gates = recipe.gates.model_dump()
+    name = recipe.name
+    if budget.size is not None:
+        name, gates["max_bytes"] = f"{budget.size / 1e6:g}MB", budget.size
+    if budget.kl is not None:
+        name, gates["max_kl"] = f"kl-{budget.kl:g}", budget.kl
+    return _checked(Recipe, {**recipe.model_dump(), "name": name, "description": "", "gates": gates})
+
+
+def build_budget(target_size: str | None, max_kl: float | None, others: dict[str, bool]) -> Budget:
+    """The budget of the command line.
+
+    Raises:
+        TieqError: if it names two, or something that excludes a budget.
+    """
+    given = [name for name, is_given in (("--target-size", target_size), ("--max-kl", max_kl)) if is_given is not None]
+    rivals = [name for name, is_given in others.items() if is_given]
+    if len(given) > 1 or (given and rivals):
+        raise TieqError(f"{' and '.join([*given, *rivals][:2])} exclude each other.", todo="Give one of them.")
+    return Budget(None if target_size is None else parse_size(target_size), max_kl)
+
+
 def study_out(model: str, kind: str) -> Path:
     """``artifacts/MODEL-KIND``."""
     return default_out(model, Recipe(name=kind), keep_body=False)
@@ -80,6 +105,19 @@ def parse_bits(bits: str | None) -> list[int]:
         return [int(part) for part in bits.split(",")]
     except ValueError as error:
         raise TieqError(f"--bits '{bits}' is no list of whole numbers.", todo="Write it as 2,4,8.") from error
+
+
+def parse_size(size: str) -> int:
+    """Bytes of a size like ``80MB``, ``76MiB``, ``1.2GB`` or a plain number.
+
+    Raises:
+        TieqError: for anything else.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?)(i?)[bB]?\s*", size)
+    if found is None or (found[3] and not found[2]):
+        raise TieqError(f"--target-size '{size}' is no size.", todo="Write it as 80MB or 76MiB.")
+    power = {"": 0, "k": 1, "m": 2, "g": 3}[found[2].lower()]
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 
 def check_effort(effort: str) -> Effort:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tieq.cli.app import JsonOption, app, emit
+from tieq.cli.app import FormatsOption, JsonOption, MaxKlOption, TargetSizeOption, app, emit
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, hub id, checkpoint folder or .gguf file.")]
 BitsOption = Annotated[str | None, typer.Option(metavar="N,N,...", help="Widths. [default: 2,3,4,5,6,8]")]
@@ -70,3 +70,41 @@ def compare(
         evaluation=text,
     )
     emit(found) if as_json else show_compare(found)
+
+
+@app.command()
+def plan(
+    model: ModelArgument,
+    bits: Annotated[int | None, typer.Option(help="Price the plan of these bits instead of looking for one.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe file, or the name of a shipped one.")] = None,
+    target_size: TargetSizeOption = None,
+    max_kl: MaxKlOption = None,
+    effort: Annotated[str | None, typer.Option(help="standard or best: how the export will round.")] = None,
+    formats: FormatsOption = None,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Quantize the choice, measure it by role, and correct it.")
+    ] = True,
+    calibration: Annotated[list[str] | None, typer.Option(help="Text file to calibrate on; repeatable.")] = None,
+    text: TextOption = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Calibrate again, and keep nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder. [default: artifacts/MODEL-plan]")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Choose precisions for a size or a quality; `tieq export --plan` follows them."""
+    from tieq.cli.options import build_budget, build_recipe, check_formats, study_out
+    from tieq.cli.show_plan import show_plan
+    from tieq.planning import plan as run
+
+    budget = build_budget(target_size, max_kl, {"--bits": bits is not None})
+    found = run(
+        model,
+        build_recipe(bits, effort, recipe, None, keep_body=False),
+        budget,
+        check_formats(formats),
+        out=out or study_out(model, "plan"),
+        calibration=calibration or (),
+        evaluation=text,
+        cache=not no_cache,
+        measured=measure,
+    )
+    emit(found) if as_json else show_plan(found)

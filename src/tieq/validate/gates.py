@@ -34,6 +34,15 @@ def structure_checks(structure: Structure, expect_tied: bool | None) -> list[Che
     return checks + _band_checks(structure)
 
 
+def size_checks(structure: Structure, gates: Gates) -> list[Check]:
+    """Whether a file is as small as it was wished."""
+    if gates.max_bytes is None:
+        return []
+    passed = structure.file_bytes <= gates.max_bytes
+    bound = f"at most {gates.max_bytes:,} bytes"
+    return [Check("file size", structure.container, structure.file_bytes, bound, passed)]
+
+
 def _band_checks(structure: Structure) -> list[Check]:
     """Whether both roles of a shared table read each row band, alike, and decode to the same refined table."""
     checks = []
