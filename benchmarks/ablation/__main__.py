@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +61,7 @@ def main() -> None:
     }
     rows = []
     for name, make in _variants(job, table, statistics, recipe).items():
-        if arguments.only and not any(part in name for part in arguments.only):
+        if arguments.only and not any(re.search(part, name) for part in arguments.only):
             continue
         _reset_peak()
         before = _peak()
@@ -92,7 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--text", action="append", default=[], help="text file; default: the default evaluation text")
     parser.add_argument("--calibration-sequences", type=int, default=64)
     parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--only", action="append", default=[], help="variants whose name contains this")
+    parser.add_argument("--only", action="append", default=[], help="variants whose name matches this expression")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 

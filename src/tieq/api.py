@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from tieq.pipeline import ExportResult
     from tieq.recipe import Effort, Recipe
 
-__all__ = ["compare", "export", "inspect", "probe", "validate"]
+__all__ = ["compare", "export", "inspect", "plan", "probe", "validate"]
 
 
 def inspect(model: str | Path) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def export(
     keep_body: bool = False,
     calibration: Iterable[str | Path] = (),
     cache: bool = True,
+    plan_file: str | Path | None = None,
 ) -> ExportResult:
     """Quantize a model once, write its containers into the folder ``out`` and validate them.
 
@@ -46,6 +47,7 @@ def export(
         formats: containers, of ``onnx``, ``ort`` and ``gguf``; None for ONNX and GGUF, or GGUF where the body is kept.
         calibration: text files, and ``samples`` for text that the model writes itself, instead of the default mixture.
         cache: reuse calibration statistics of an earlier call, and keep them for later ones.
+        plan_file: a ``plan.json`` of :func:`plan`, whose precisions go before the recipe's.
         tie: share equal tables that the flag calls untied (True), or do not (False).
         keep_body: re-solve a GGUF file's vocabulary tables alone; every other tensor and all metadata stay byte for
             byte, and a matrix that is stored twice is shared again.
@@ -63,9 +65,55 @@ def export(
         recipe = recipe_for_bits(bits, keep_body=keep_body)
     elif not isinstance(recipe, Recipe):
         recipe = find_recipe(recipe)
+    choices = None
+    if plan_file is not None:
+        from tieq.planning import read_choices
+
+        choices = read_choices(Path(plan_file))
     return run(
-        str(model), recipe, Path(out), formats, tie=tie, keep_body=keep_body, calibration=calibration, cache=cache
+        str(model),
+        recipe,
+        Path(out),
+        formats,
+        tie=tie,
+        keep_body=keep_body,
+        calibration=calibration,
+        cache=cache,
+        choices=choices,
     )
+
+
+def plan(
+    model: str | Path,
+    out: str | Path | None = None,
+    *,
+    target_size: int | None = None,
+    max_kl: float | None = None,
+    effort: Effort = "standard",
+    formats: tuple[str, ...] | None = None,
+    measured: bool = True,
+) -> dict[str, Any]:
+    """Choose the precision of every matrix for a size or a quality; the document that ``plan.json`` holds.
+
+    Args:
+        model: alias, hub id, checkpoint folder or ``.gguf`` file.
+        out: folder for the document and its picture; None writes nothing.
+        target_size: bytes that no container may exceed.
+        max_kl: mean KL in nats per token, of which the smallest file is wanted; unused with a size.
+        effort: ``standard`` or ``best``, as for an export.
+        formats: containers, of ``onnx``, ``ort`` and ``gguf``.
+        measured: quantize the choice, measure it in the float model and correct it.
+
+    Raises:
+        TieqError: on bad input, or if no plan meets the bound.
+    """
+    from tieq.budget import Budget
+    from tieq.planning import plan as run
+    from tieq.recipe import Recipe
+
+    budget = Budget(target_size, None if target_size is not None else max_kl)
+    folder = None if out is None else Path(out)
+    return run(str(model), Recipe(effort=effort), budget, formats, out=folder, measured=measured)
 
 
 def validate(path: str | Path, *, reference: str | None = None, runtimes: list[str] | None = None) -> dict[str, Any]:

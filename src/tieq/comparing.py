@@ -18,7 +18,6 @@ from tieq.progress import counter, say
 from tieq.recipe import BITS, Effort, Sampling
 from tieq.records import Decision
 from tieq.study import (
-    CALIBRATION,
     EVALUATION,
     Choice,
     Study,
@@ -41,10 +40,11 @@ def compare(
     *,
     effort: Effort = "best",
     out: Path | None = None,
-    calibration: list[Path] | None = None,
+    calibration: Iterable[str | Path] = (),
     evaluation: list[Path] | None = None,
-    calibrated: Sampling = CALIBRATION,
+    calibrated: Sampling | None = None,
     evaluated: Sampling = EVALUATION,
+    cache: bool = True,
 ) -> dict[str, Any]:
     """Measure one shared table against two, at equal bits and at equal bytes, and against naive rounding.
 
@@ -56,10 +56,11 @@ def compare(
         bits: widths, as for ``tieq export``.
         effort: how tables are rounded, as for ``tieq export``.
         out: folder for ``compare.json`` and its picture; None writes nothing.
-        calibration: text files instead of the default calibration text.
+        calibration: text instead of the default one, see :func:`tieq.text.calibration_corpus`.
         evaluation: text files instead of the default evaluation text.
-        calibrated: how much is calibrated on.
+        calibrated: how much is calibrated on; None for what the effort wants.
         evaluated: how much is measured on.
+        cache: take calibration from the user's cache, and keep it there.
 
     Returns:
         The document that ``compare.json`` holds; KL in nats per token.
@@ -78,6 +79,7 @@ def compare(
         evaluation=evaluation,
         calibrated=calibrated,
         evaluated=evaluated,
+        cache=cache,
     )
     document = {
         "format": artifact.FORMAT_VERSION,

@@ -26,7 +26,6 @@ from tieq.progress import counter, say
 from tieq.recipe import Effort, Sampling
 from tieq.source.role_runs import Table
 from tieq.study import (
-    CALIBRATION,
     EVALUATION,
     Choice,
     Study,
@@ -49,10 +48,11 @@ def probe(
     *,
     effort: Effort = "standard",
     out: Path | None = None,
-    calibration: list[Path] | None = None,
+    calibration: Iterable[str | Path] = (),
     evaluation: list[Path] | None = None,
-    calibrated: Sampling = CALIBRATION,
+    calibrated: Sampling | None = None,
     evaluated: Sampling = EVALUATION,
+    cache: bool = True,
 ) -> dict[str, Any]:
     """Quantize the table to each scheme and measure the float model with it, by role.
 
@@ -62,10 +62,11 @@ def probe(
         schemes: further schemes by name.
         effort: how the table is rounded, as for ``tieq export``.
         out: folder for ``probe.json`` and its pictures; None writes nothing.
-        calibration: text files instead of the default calibration text.
+        calibration: text instead of the default one, see :func:`tieq.text.calibration_corpus`.
         evaluation: text files instead of the default evaluation text.
-        calibrated: how much is calibrated on.
+        calibrated: how much is calibrated on; None for what the effort wants.
         evaluated: how much is measured on.
+        cache: take calibration from the user's cache, and keep it there.
 
     Returns:
         The document that ``probe.json`` holds; KL and costs in nats per token.
@@ -84,6 +85,7 @@ def probe(
         evaluation=evaluation,
         calibrated=calibrated,
         evaluated=evaluated,
+        cache=cache,
     )
     bands = frequency_bands(study.statistics, study.sequences.ids)
     with counter("probe", 2 * len(choices) * len(study.sequences.ids), "passes") as advance:

@@ -12,10 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq import artifact, text
-from tieq.calibrate import Statistics, measure
+from tieq.calibrate import Statistics, measure, request
 from tieq.errors import TieqError
 from tieq.metrics import SequenceScore, summarize
-from tieq.pipeline import RANDOM_IDS, allowed_ids, describe_sequences, make_sequences
+from tieq.pipeline import (
+    RANDOM_IDS,
+    allowed_ids,
+    calibrate_job,
+    describe_sequences,
+    make_sequences,
+    sequence_length,
+)
 from tieq.plan import make_plan
 from tieq.prepare import Job, prepare
 from tieq.probe import RoleRuns
@@ -27,7 +34,7 @@ from tieq.report.manifest import file_entries, versions
 from tieq.source.reference import ReferenceModel, load_model
 from tieq.source.role_runs import Table, role_tables
 
-CALIBRATION, EVALUATION = Sampling(sequences=16, length=256), Sampling(sequences=8, length=256)
+EVALUATION = Sampling(sequences=8, length=256)
 # Another seed than the evaluation's, for a model without a tokenizer.
 _CALIBRATION_SEED = 1
 
@@ -108,9 +115,7 @@ class Study:
             return None
         if self.effort == "best":
             return self.statistics.importance(own, role, names.logits)
-        moments = self.statistics.second_moments[names.logits]
-        diagonal = np.ascontiguousarray(moments.diagonal()) if moments.ndim == 2 else moments
-        return Statistics({names.logits: diagonal}, self.statistics.tokens).importance(own, role, names.logits)
+        return dataclasses.replace(self.statistics, table=None).importance(own, role, names.logits)
 
 
 def open_study(
@@ -118,10 +123,11 @@ def open_study(
     wishes: list[tuple[str, SchemeName]],
     effort: Effort,
     *,
-    calibration: list[Path] | None,
+    calibration: Iterable[str | Path],
     evaluation: list[Path] | None,
-    calibrated: Sampling = CALIBRATION,
+    calibrated: Sampling | None = None,
     evaluated: Sampling = EVALUATION,
+    cache: bool = True,
 ) -> tuple[Study, list[Choice]]:
     """Open a model, calibrate it in full and run it over the evaluation text.
 
@@ -129,18 +135,25 @@ def open_study(
         model: alias, hub id, folder or ``.gguf`` file.
         wishes: see :func:`wishes`.
         effort: how tables are quantized.
-        calibration: text files instead of the default calibration text.
+        calibration: text instead of the default one, see :func:`tieq.text.calibration_corpus`.
         evaluation: text files instead of the default evaluation text.
-        calibrated: how much is calibrated on.
+        calibrated: how much is calibrated on; None for what the effort wants.
         evaluated: how much is measured on.
+        cache: take calibration from the user's cache, and keep it there.
 
     Raises:
         TieqError: on bad input, before the model is run.
     """
-    calibration_text = text.file_corpus(calibration) if calibration else text.default_corpus(text.CALIBRATION)
+    calibration_text = text.calibration_corpus(calibration)
     evaluation_text = text.file_corpus(evaluation) if evaluation else text.default_corpus(text.EVALUATION)
     plain = Precision(scheme="f16")
-    job = prepare(model, Recipe(effort=effort, table=plain, body=plain), ("onnx",))
+    recipe = Recipe(effort=effort, table=plain, body=plain, calibration=calibrated)
+    job = prepare(model, recipe, ("onnx",))
+    sampling = recipe.calibration_sampling
+    wanted = None
+    if job.tokenizer is not None:
+        length = sequence_length(job.source, sampling)
+        wanted = request(calibration_text, job.tokenizer, job.graph.rows, sampling.sequences, length)
     choices = _choices(job, wishes, effort)
     for choice in choices:
         for note in choice.notes:
@@ -151,8 +164,12 @@ def open_study(
     refuse_bad_rows(job.parts.lookup, lookup)
     refuse_bad_rows(job.parts.logits, logits)
     sequences = make_sequences(job.source, job.tokenizer, job.graph.rows, evaluation_text, evaluated)
-    learned = _calibration_sequences(job, calibration_text, calibrated)
-    statistics = measure(reference, learned, full=True)
+    if wanted is not None:
+        found = calibrate_job(job, wanted, lambda: reference, full=True, cache=cache)
+        statistics, learned = found.statistics, found.sequences
+    else:
+        learned = _random_sequences(job, sampling)
+        statistics = measure(reference, learned, full=True)
     allowed = allowed_ids(job.tokenizer, job.graph.rows)
     with counter("reference", len(sequences.ids), "sequences") as advance:
         runs = RoleRuns(reference, sequences, allowed, advance)
@@ -176,11 +193,9 @@ def open_study(
     return Study(job, effort, reference, runs, sequences, statistics, lookup, logits, facts), choices
 
 
-def _calibration_sequences(job: Job, corpus: text.Corpus, sampling: Sampling) -> text.Sequences:
-    made = make_sequences(job.source, job.tokenizer, job.graph.rows, corpus, sampling)
-    if job.tokenizer is not None:
-        return made
-    ids = np.random.default_rng(_CALIBRATION_SEED).integers(0, job.graph.rows, made.ids.shape)
+def _random_sequences(job: Job, sampling: Sampling) -> text.Sequences:
+    shape = (sampling.sequences, sequence_length(job.source, sampling))
+    ids = np.random.default_rng(_CALIBRATION_SEED).integers(0, job.graph.rows, shape)
     return text.Sequences(ids, (RANDOM_IDS,) * len(ids), False)
 
 

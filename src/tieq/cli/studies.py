@@ -11,7 +11,13 @@ from tieq.cli.app import FormatsOption, JsonOption, MaxKlOption, TargetSizeOptio
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="Alias, hub id, checkpoint folder or .gguf file.")]
 BitsOption = Annotated[str | None, typer.Option(metavar="N,N,...", help="Widths. [default: 2,3,4,5,6,8]")]
-CalibrationOption = Annotated[list[Path] | None, typer.Option(help="Text file to calibrate on; repeatable.")]
+CalibrationOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Text file to calibrate on, or `samples` for text that the model writes; repeatable."),
+]
+NoCacheOption = Annotated[
+    bool, typer.Option("--no-cache", help="Calibrate again, and keep nothing. [env var: TIEQ_NO_CACHE]")
+]
 TextOption = Annotated[list[Path] | None, typer.Option(help="Text file to measure on; repeatable.")]
 EffortOption = Annotated[
     str, typer.Option(help="quick (no calibration), standard (a weight a column) or best (full cost; minutes).")
@@ -26,6 +32,7 @@ def probe(
     effort: EffortOption = "standard",
     calibration: CalibrationOption = None,
     text: TextOption = None,
+    no_cache: NoCacheOption = False,
     out: Annotated[Path | None, typer.Option(help="Folder. [default: artifacts/MODEL-probe]")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -40,8 +47,9 @@ def probe(
         scheme or (),
         effort=check_effort(effort),
         out=out or study_out(model, "probe"),
-        calibration=calibration,
+        calibration=calibration or (),
         evaluation=text,
+        cache=not no_cache,
     )
     emit(found) if as_json else show_probe(found)
 
@@ -53,6 +61,7 @@ def compare(
     effort: EffortOption = "best",
     calibration: CalibrationOption = None,
     text: TextOption = None,
+    no_cache: NoCacheOption = False,
     out: Annotated[Path | None, typer.Option(help="Folder. [default: artifacts/MODEL-compare]")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,8 +75,9 @@ def compare(
         parse_bits(bits),
         effort=check_effort(effort),
         out=out or study_out(model, "compare"),
-        calibration=calibration,
+        calibration=calibration or (),
         evaluation=text,
+        cache=not no_cache,
     )
     emit(found) if as_json else show_compare(found)
 
@@ -84,9 +94,9 @@ def plan(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Quantize the choice, measure it by role, and correct it.")
     ] = True,
-    calibration: Annotated[list[str] | None, typer.Option(help="Text file to calibrate on; repeatable.")] = None,
+    calibration: CalibrationOption = None,
     text: TextOption = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Calibrate again, and keep nothing.")] = False,
+    no_cache: NoCacheOption = False,
     out: Annotated[Path | None, typer.Option(help="Folder. [default: artifacts/MODEL-plan]")] = None,
     as_json: JsonOption = False,
 ) -> None:
