@@ -23,12 +23,12 @@ from tieq import text
 from tieq.bands import encode_bands
 from tieq.calibrate import Statistics
 from tieq.codecs.schemes import SCHEMES, dequantize, unpack_codes
+from tieq.encoding import round_trip
 from tieq.metrics import summarize
 from tieq.pipeline import allowed_ids, calibrate_job, calibration_request
 from tieq.plan import decide
 from tieq.prepare import Job, prepare
 from tieq.probe import Case, RoleRuns
-from tieq.quantize import round_trip
 from tieq.recipe import BandWish, Precision, Recipe, Sampling
 from tieq.records import Decision
 from tieq.report.manifest import versions

@@ -17,8 +17,8 @@ from tieq.calibrate import Statistics
 from tieq.codecs import ggml
 from tieq.codecs.schemes import SCHEMES
 from tieq.cost import expected_lookups, matrix_cost, row_costs
+from tieq.encoding import round_trip
 from tieq.plan import decide
-from tieq.quantize import round_trip
 from tieq.recipe import BandScheme, BandWish, Precision, Recipe, SchemeName
 from tieq.records import Decision
 

@@ -11,9 +11,9 @@ model as float32 under its own name. A row band of a table (see :mod:`tieq.bands
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from tieq.bands import Band, band_prefix, encode_bands
 from tieq.calibrate import Statistics, usable_importance
 from tieq.codecs import ggml
-from tieq.codecs.schemes import SCHEMES, Codes, Scales, dequantize, pack_codes, unpack_codes
+from tieq.codecs.schemes import SCHEMES, Codes, Scales, dequantize, unpack_codes
+from tieq.encoding import decode, encode
 from tieq.errors import RefusedError, TieqError
 from tieq.plan import Plan
-from tieq.progress import counter, stage
+from tieq.progress import counter
 from tieq.records import Decision
 from tieq.sequential import solve_body
-from tieq.solve import SOLVERS, encode_under_cost
 from tieq.source.base import ModelSource
 from tieq.source.reference import ReferenceModel
 
@@ -119,21 +119,27 @@ class _Work:
         """Quantize a matrix as the source has it, under the calibration statistics; a table with its row bands."""
         known = self._statistics
         importance = known.importance(decision.name, decision.role, self._logits) if known else None
-        label = f"{decision.role}: {decision.scheme}, {decision.rows} x {decision.columns}, {decision.solver}"
-        with stage(label) if decision.role != "body" else contextlib.nullcontext():
-            weights = self.read(decision)
-            base = self.encode(decision, weights, importance)
-            if decision.bands:
-                self.tensors.update(encode_bands(decision, weights, base, known, importance))
+        weights = self.read(decision)
+        if decision.role == "body":
+            self.encode(decision, weights, importance)
+            return
+        with counter(f"{decision.role} ({decision.scheme})", decision.rows, "rows") as advance:
+            base = self.encode(decision, weights, importance, advance)
+        if decision.bands:
+            self.tensors.update(encode_bands(decision, weights, base, known, importance))
 
     def encode(
-        self, decision: Decision, weights: NDArray[np.float32], importance: NDArray[np.float32] | None
+        self,
+        decision: Decision,
+        weights: NDArray[np.float32],
+        importance: NDArray[np.float32] | None,
+        advance: Callable[[int], None] = lambda rows: None,
     ) -> NDArray[np.float32]:
         """Quantize given weights; returns them decoded, without row bands."""
-        made = _encode(decision, weights, importance)
+        made = encode(decision, weights, importance, advance)
         self.tensors.update(made)
         self.done.add(decision.name)
-        return _decode(decision, made)
+        return decode(decision, made)
 
 
 def _solve_in_order(work: _Work, plan: Plan, body: BodyRun) -> None:
@@ -141,7 +147,7 @@ def _solve_in_order(work: _Work, plan: Plan, body: BodyRun) -> None:
     for decision in planned.values():
         work.read(decision)  # a bad row is refused under its own name, before it spoils every later input
     # One body serves all containers, so it is solved for the table without row bands, which all of them have.
-    lookup = _decode(plan.tables[0], work.tensors)
+    lookup = decode(plan.tables[0], work.tensors)
     solve_body(
         body.model,
         body.ids,
@@ -169,46 +175,6 @@ def refuse_bad_rows(name: str, weights: NDArray[np.float32]) -> None:
         raise RefusedError(
             f"{bad.size} rows hold NaN or infinity: {shown}.", where=name, todo="Repair the checkpoint first."
         )
-
-
-def _encode(
-    decision: Decision, weights: NDArray[np.float32], importance: NDArray[np.float32] | None
-) -> dict[str, NDArray[Any]]:
-    name, scheme = decision.name, decision.scheme
-    if scheme in SCHEMES:
-        codes, scales = SOLVERS[decision.solver](weights, SCHEMES[scheme], importance)
-        return {f"{name}.codes": pack_codes(codes, SCHEMES[scheme].bits), f"{name}.scales": scales}
-    if scheme == "f16":
-        limit = np.finfo(np.float16).max
-        return {name: np.clip(weights, -limit, limit).astype(np.float16)}
-    if decision.solver == "hessian":
-        return {f"{name}.ggml": encode_under_cost(weights, scheme, importance)}
-    if importance is not None and importance.ndim == 2:
-        importance = np.ascontiguousarray(importance.diagonal())
-    return {f"{name}.ggml": ggml.encode(weights, scheme, importance)}
-
-
-def round_trip(
-    decision: Decision, weights: NDArray[np.float32], importance: NDArray[np.float32] | None
-) -> NDArray[np.float32]:
-    """Quantize a matrix ``[rows, columns]`` as :func:`quantize` would and decode it again, all in memory.
-
-    Args:
-        decision: scheme and solver; row bands are left out.
-        weights: the matrix.
-        importance: see :class:`tieq.solve.Solver`.
-    """
-    return _decode(decision, _encode(decision, weights, importance))
-
-
-def _decode(decision: Decision, made: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-    name, scheme = decision.name, decision.scheme
-    if scheme in SCHEMES:
-        geometry = SCHEMES[scheme]
-        return dequantize(unpack_codes(made[f"{name}.codes"], geometry.bits), made[f"{name}.scales"], geometry)
-    if scheme == "f16":
-        return made[name].astype(np.float32)
-    return ggml.decode(made[f"{name}.ggml"], scheme)
 
 
 class QuantizedCheckpoint:

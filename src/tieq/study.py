@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tieq import artifact, text
 from tieq.calibrate import Statistics, measure, request
+from tieq.encoding import round_trip
 from tieq.errors import TieqError
 from tieq.metrics import SequenceScore, summarize
 from tieq.pipeline import (
@@ -27,7 +28,7 @@ from tieq.plan import make_plan
 from tieq.prepare import Job, prepare
 from tieq.probe import RoleRuns
 from tieq.progress import counter, say, stage
-from tieq.quantize import refuse_bad_rows, round_trip
+from tieq.quantize import refuse_bad_rows
 from tieq.recipe import Effort, Precision, Recipe, Sampling, SchemeName, recipe_for_bits
 from tieq.records import Decision
 from tieq.report.manifest import file_entries, versions

@@ -12,14 +12,12 @@ import datetime as dt
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from tieq.calibrate.statistics import FORMAT_VERSION, Statistics
 from tieq.errors import TieqError
+from tieq.kept import KeptFiles
 from tieq.progress import say
 from tieq.source.package import cache_folder
 
@@ -27,8 +25,6 @@ from tieq.source.package import cache_folder
 LARGEST_FILE = 1_000_000_000
 # Beyond this the files that were not used for longest go.
 LARGEST_FOLDER = 4_000_000_000
-_SUFFIX, _PARTIAL = ".safetensors", ".partial-"
-_STALE_SECONDS = 3600.0
 
 
 class CalibrationCache:
@@ -41,9 +37,13 @@ class CalibrationCache:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or cache_folder() / "calibration"
 
+    @property
+    def _files(self) -> KeptFiles:
+        return KeptFiles(self.folder, ".safetensors", LARGEST_FOLDER)
+
     def load(self, identity: dict[str, Any]) -> tuple[Statistics, dict[str, Any]] | None:
         """The measurement of exactly this identity with what was saved beside it, or None."""
-        path = self._path(identity)
+        path = self._files.path(_key(identity))
         if not path.is_file():
             return None
         try:
@@ -55,7 +55,7 @@ class CalibrationCache:
             say(f"calibration: a kept file is not used: {path}: belongs to another model or text.")
             return None
         with contextlib.suppress(OSError):
-            os.utime(path)  # used last, so removed last
+            self._files.touch(path)
         say(f"calibration: reused from {about['made']} ({path.stem[:12]}); --no-cache measures again")
         return statistics, about["beside"]
 
@@ -66,36 +66,18 @@ class CalibrationCache:
             say(f"calibration: not kept for reuse, {size / 1e6:.0f} MB are more than {LARGEST_FILE / 1e6:.0f} MB")
             return
         made = dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-        target = self._path(identity)
+        about = {"identity": identity, "beside": beside, "made": made}
         from safetensors import SafetensorError
 
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=self.folder) as work:
-                written = Path(work) / target.name
-                statistics.save(written, {"identity": identity, "beside": beside, "made": made}, whole=True)
-                written.replace(target)
-            self._remove_oldest()
+            self._files.write(_key(identity), lambda path: statistics.save(path, about, whole=True))
         except (OSError, SafetensorError) as error:
             say(f"calibration: not kept for reuse ({error})")
 
-    def _path(self, identity: dict[str, Any]) -> Path:
-        text = json.dumps({**identity, "version": FORMAT_VERSION}, sort_keys=True)
-        return self.folder / (hashlib.sha256(text.encode()).hexdigest()[:32] + _SUFFIX)
 
-    def _remove_oldest(self) -> None:
-        for left in self.folder.glob(f"{_PARTIAL}*"):  # of commands that were killed
-            if time.time() - left.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
-        states = sorted(
-            ((path.stat(), path) for path in self.folder.glob(f"*{_SUFFIX}")), key=lambda found: found[0].st_mtime
-        )
-        total = sum(state.st_size for state, _ in states)
-        for state, path in states[:-1]:  # the one just written stays
-            if total <= LARGEST_FOLDER:
-                break
-            path.unlink(missing_ok=True)
-            total -= state.st_size
+def _key(identity: dict[str, Any]) -> str:
+    text = json.dumps({**identity, "version": FORMAT_VERSION}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def usable_cache(wanted: bool = True) -> CalibrationCache | None:

@@ -65,7 +65,7 @@ def measure(model: ReferenceModel, sequences: Sequences, *, full: bool) -> Stati
     cost = meter.cost()
     if not (np.isfinite(cost.lookup).all() and np.isfinite(cost.logits).all()):
         return Statistics(means, tokens)
-    return Statistics(means, tokens, gradients_seen.means(tokens), cost, meter.use(), meter.sample())
+    return Statistics(means, tokens, cost, meter.use(), meter.sample(), gradients_seen.means(tokens))
 
 
 class _Sums:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq.errors import TieqError
+from tieq.kept import content_digest
 
 FORMAT_VERSION = 4
 
@@ -76,19 +76,19 @@ class Statistics:
     Attributes:
         second_moments: mean square of each input, by matrix name, ``[columns]`` float32.
         tokens: number of tokens behind them.
-        gradients: mean square of the loss gradient at each output, by matrix name, ``[rows]`` float32, nats squared
-            per unit squared; like what follows only from a full measurement.
-        table: cost of the vocabulary table.
+        table: cost of the vocabulary table; it and what follows only from a full measurement.
         rows: how often each row is used.
         sample: single positions.
+        gradients: mean square of the loss gradient at each output, by matrix name, ``[rows]`` float32, nats squared
+            per unit squared.
     """
 
     second_moments: dict[str, NDArray[np.float32]]
     tokens: int
-    gradients: dict[str, NDArray[np.float32]] = dataclasses.field(default_factory=dict)
     table: TableCost | None = None
     rows: RowUse | None = None
     sample: TokenSample | None = None
+    gradients: dict[str, NDArray[np.float32]] = dataclasses.field(default_factory=dict)
 
     def save(self, path: Path, about: dict[str, Any], *, whole: bool = False) -> None:
         """Write a calibration file (safetensors), with what it belongs to.
@@ -102,7 +102,7 @@ class Statistics:
 
         tensors = {name: np.ascontiguousarray(value) for name, value in sorted(self.tensors(whole=whole).items())}
         # One key, because safetensors writes several in an order that changes from run to run.
-        known = {**about, "version": FORMAT_VERSION, "tokens": self.tokens, "content_sha256": _digest(tensors)}
+        known = {**about, "version": FORMAT_VERSION, "tokens": self.tokens, "content_sha256": content_digest(tensors)}
         save_file(tensors, path, metadata={"tieq": json.dumps(known, sort_keys=True)})
 
     @classmethod
@@ -123,14 +123,14 @@ class Statistics:
             raise TieqError(f"is no calibration file ({error}).", where=str(path)) from error
         if version != FORMAT_VERSION:
             raise TieqError(f"has format version {version}, this tieq reads {FORMAT_VERSION}.", where=str(path))
-        if _digest(tensors) != expected:
+        if content_digest(tensors) != expected:
             raise TieqError("is damaged: its content has another SHA-256.", where=str(path))
         prefixes = (_GRADIENTS, *_PREFIXES.values())
         return cls(
             {name: value for name, value in tensors.items() if not name.startswith(prefixes)},
             tokens,
-            {name.removeprefix(_GRADIENTS): v for name, v in tensors.items() if name.startswith(_GRADIENTS)},
             *(_record(kind, prefix, tensors) for kind, prefix in _PREFIXES.items()),
+            {name.removeprefix(_GRADIENTS): v for name, v in tensors.items() if name.startswith(_GRADIENTS)},
         ), about
 
     def tensors(self, *, whole: bool) -> dict[str, NDArray[Any]]:
@@ -184,15 +184,6 @@ _PREFIXES: dict[type[Any], str] = {TableCost: "table.", RowUse: "rows.", TokenSa
 def _record(kind: type[Any], prefix: str, tensors: dict[str, NDArray[Any]]) -> Any:
     fields = {field.name: tensors.get(f"{prefix}{field.name}") for field in dataclasses.fields(kind)}
     return None if any(value is None for value in fields.values()) else kind(**fields)
-
-
-def _digest(tensors: dict[str, NDArray[Any]]) -> str:
-    """SHA-256 over names, types, shapes and values."""
-    digest = hashlib.sha256()
-    for name, value in sorted(tensors.items()):
-        digest.update(f"{name} {value.dtype} {value.shape}\n".encode())
-        digest.update(value.data)
-    return digest.hexdigest()
 
 
 def damped(matrix: NDArray[np.float32], share: float) -> NDArray[np.float32]:
