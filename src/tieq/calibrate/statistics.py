@@ -127,10 +127,14 @@ class Statistics:
             raise TieqError("is damaged: its content has another SHA-256.", where=str(path))
         prefixes = (_GRADIENTS, *_PREFIXES.values())
         return cls(
-            {name: value for name, value in tensors.items() if not name.startswith(prefixes)},
-            tokens,
-            *(_record(kind, prefix, tensors) for kind, prefix in _PREFIXES.items()),
-            {name.removeprefix(_GRADIENTS): v for name, v in tensors.items() if name.startswith(_GRADIENTS)},
+            second_moments={name: value for name, value in tensors.items() if not name.startswith(prefixes)},
+            tokens=tokens,
+            table=_record(TableCost, tensors),
+            rows=_record(RowUse, tensors),
+            sample=_record(TokenSample, tensors),
+            gradients={
+                name.removeprefix(_GRADIENTS): value for name, value in tensors.items() if name.startswith(_GRADIENTS)
+            },
         ), about
 
     def tensors(self, *, whole: bool) -> dict[str, NDArray[Any]]:
@@ -181,8 +185,8 @@ _GRADIENTS = "gradients."
 _PREFIXES: dict[type[Any], str] = {TableCost: "table.", RowUse: "rows.", TokenSample: "sample."}
 
 
-def _record(kind: type[Any], prefix: str, tensors: dict[str, NDArray[Any]]) -> Any:
-    fields = {field.name: tensors.get(f"{prefix}{field.name}") for field in dataclasses.fields(kind)}
+def _record(kind: type[Any], tensors: dict[str, NDArray[Any]]) -> Any:
+    fields = {field.name: tensors.get(f"{_PREFIXES[kind]}{field.name}") for field in dataclasses.fields(kind)}
     return None if any(value is None for value in fields.values()) else kind(**fields)
 
 
