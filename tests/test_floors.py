@@ -47,6 +47,7 @@ FLOORS: dict[str, int] = {
     "validate": 7,
     "report": 8,
     "prepare": 8,
+    "planner": 8,
     "planning": 8,
     "pipeline": 8,
     "study": 8,

@@ -64,7 +64,7 @@ def _solve_group(group: list[LayerMatrix], exact: Stream, rounded: Stream, encod
     moments = _Moments.of(exact, rounded)
     cost = damped(moments.second, _DAMPING)
     shift = np.zeros_like(cost)
-    if moments.second.any():  # a group that reads nothing but zeros has nothing to correct
+    if moments.say_something:
         shift = np.linalg.solve(cost.astype(np.float64), moments.drift.T.astype(np.float64)).T * _CORRECTED
     for matrix in group:
         weights = matrix.weights()
@@ -78,6 +78,11 @@ class _Moments:
 
     second: NDArray[np.float32]
     drift: NDArray[np.float32]
+
+    @property
+    def say_something(self) -> bool:
+        """Whether the inputs were finite and not all zero; else there is no drift to correct."""
+        return bool(np.isfinite(self.second).all() and np.isfinite(self.drift).all() and self.second.any())
 
     @staticmethod
     def of(exact: Stream, rounded: Stream) -> _Moments:
