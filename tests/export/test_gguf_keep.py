@@ -13,10 +13,10 @@ import tiny
 from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.numpy import load_file, save_file
-from tieq.validate.metrics import log_softmax
 
 from tieq import api, text
 from tieq.errors import TieqError
+from tieq.metrics import log_softmax
 from tieq.pipeline import ExportResult, export
 from tieq.quantize import QuantizedCheckpoint
 from tieq.recipe import GgufOptions, Precision
