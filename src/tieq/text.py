@@ -3,8 +3,7 @@
 Prose is Python's own language reference (``pydoc_data.topics``), code is the standard library's source. Documents
 go to one part or the other by the parity of their name's hash, so that no document serves both; passages that two
 documents share are left to the evaluation part. The calibration part has a third domain, text that the model writes
-itself (:mod:`tieq.calibrate.generate`). Prose in other languages is not among it: neither the standard library nor a
-dependency carries enough of it (message catalogs are no prose); a file of one's own adds it.
+itself (:mod:`tieq.calibrate.generate`). Prose in other languages is not among it; ``--calibration FILE`` takes any.
 """
 
 from __future__ import annotations
