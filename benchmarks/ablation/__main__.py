@@ -45,7 +45,7 @@ def main() -> None:
     arguments = _arguments()
     recipe = Recipe(effort="best", calibration=Sampling(sequences=arguments.calibration_sequences, length=256))
     job = prepare(arguments.model, recipe, ("onnx",))
-    corpus = text.calibration_corpus(arguments.calibration)
+    corpus = _calibration(arguments.calibration)
     wanted = calibration_request(job, corpus)
     assert wanted is not None
     reference = load_model(job.source, tied=job.graph.tied, table=job.table)
@@ -59,7 +59,15 @@ def main() -> None:
         name: RoleRuns(reference, peer_slice(content, job.tokenizer, arguments.sequences), allowed)
         for name, content in _evaluation(arguments.text).items()
     }
-    rows = []
+    rows: list[dict[str, object]] = []
+    document = {
+        "model": {"label": job.source.label, "origin": job.source.origin, "fingerprint": job.source.fingerprint()},
+        "calibration": {"text": corpus.description, "sequences": arguments.calibration_sequences,
+                        "seconds": calibration_seconds},
+        "slice": f"first {_CHARACTERS} characters, {arguments.sequences} x 256 tokens",
+        "versions": versions("numba"),
+        "rows": rows,
+    }  # fmt: skip
     for name, make in _variants(job, table, statistics, recipe).items():
         if arguments.only and not any(re.search(part, name) for part in arguments.only):
             continue
@@ -75,22 +83,21 @@ def main() -> None:
             row[domain] = {role: dataclasses.asdict(summarize(s)) for role, s in runs.score(cases).items()}
         rows.append(row)
         print(_line(row), flush=True)
-    document = {
-        "model": {"label": job.source.label, "origin": job.source.origin, "fingerprint": job.source.fingerprint()},
-        "calibration": {"text": corpus.description, "sequences": arguments.calibration_sequences,
-                        "seconds": calibration_seconds},
-        "slice": f"first {_CHARACTERS} characters, {arguments.sequences} x 256 tokens",
-        "versions": versions("numba"),
-        "rows": rows,
-    }  # fmt: skip
-    arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.ablation", description=__doc__)
     parser.add_argument("model")
-    parser.add_argument("--calibration", action="append", default=[], help="text file; default: the default mixture")
-    parser.add_argument("--text", action="append", default=[], help="text file; default: the default evaluation text")
+    parser.add_argument(
+        "--calibration",
+        action="append",
+        default=[],
+        help="text file or default:code; default: all of the default mixture",
+    )
+    parser.add_argument(
+        "--text", action="append", default=[], help="text file or default:code; default: the default text"
+    )
     parser.add_argument("--calibration-sequences", type=int, default=64)
     parser.add_argument("--sequences", type=int, default=8)
     parser.add_argument("--only", action="append", default=[], help="variants whose name matches this expression")
@@ -98,10 +105,26 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _evaluation(files: list[str]) -> dict[str, str]:
-    if files:
-        return {Path(file).name: Path(file).read_text(encoding="utf-8") for file in files}
-    return text.default_corpus(text.EVALUATION).domains
+def _calibration(names: list[str]) -> text.Corpus:
+    if not names:
+        return text.default_corpus(text.CALIBRATION)
+    domains = _named(names, text.CALIBRATION)
+    return text.Corpus(domains, f"{', '.join(domains)} (calibration parts)")
+
+
+def _evaluation(names: list[str]) -> dict[str, str]:
+    return _named(names, text.EVALUATION) if names else text.default_corpus(text.EVALUATION).domains
+
+
+def _named(names: list[str], part: str) -> dict[str, str]:
+    """Texts by name: files, and ``default:code`` for a domain of the default text's part."""
+    default = text.default_corpus(part).domains
+    return {
+        Path(name).name: default[name.removeprefix("default:")]
+        if name.startswith("default:")
+        else Path(name).read_text(encoding="utf-8")
+        for name in names
+    }
 
 
 def peer_slice(content: str, tokenizer: TextTokenizer, sequences: int, length: int = 256) -> text.Sequences:

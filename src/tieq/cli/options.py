@@ -65,7 +65,9 @@ def default_out(model: str, recipe: Recipe, keep_body: bool) -> Path:
 
 
 def budget_recipe(recipe: Recipe, budget: Budget) -> Recipe:
-    """The recipe with the budget as a gate, named after it."""
+    """The recipe with the budget as a gate, named after it; without a budget as it is."""
+    if budget == Budget():
+        return recipe
     gates = recipe.gates.model_dump()
     name = recipe.name
     if budget.size is not None:
