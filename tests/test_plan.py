@@ -229,10 +229,16 @@ def test_bands_are_planned_for_a_shared_table_with_their_bytes() -> None:
     assert "bands" not in body
 
 
-@pytest.mark.parametrize("role", ["table", "lookup", "logits"])
+@pytest.mark.parametrize("role", ["lookup", "logits"])
 def test_bands_are_refused_where_each_role_has_its_own_table(role: str) -> None:
     with pytest.raises(RefusedError, match="row bands refine a shared table, and this model has a table for each role"):
         plan(Recipe(**{role: BANDED}), tied=False)
+
+
+def test_a_recipe_for_any_model_gives_bands_to_a_shared_table_alone() -> None:
+    untied = plan(Recipe(table=BANDED), tied=False)
+    assert [(d.scheme, d.bands) for d in untied.tables] == [(BANDED.scheme, ())] * 2
+    assert len(plan(Recipe(table=BANDED))[TABLE].bands) == 2
 
 
 def test_bands_are_refused_where_nothing_is_measured() -> None:

@@ -53,6 +53,16 @@ def test_a_shipped_recipe_exports_a_tiny_model_of_its_family(name, tmp_path, tin
     assert result.manifest["recipe"]["name"] == recipe.name
 
 
+@pytest.mark.parametrize("name", sorted(GENERIC))
+def test_a_generic_recipe_exports_an_untied_model_too(name, tmp_path, tiny_checkpoint):
+    few = {key: getattr(tiny.recipe(), key) for key in ("calibration", "evaluation", "gguf")}
+    recipe = find_recipe(name).model_copy(update=few)
+    result = export(str(tiny_checkpoint("phi")), recipe, tmp_path / "out", ("onnx",))
+    assert not result.manifest["tied"]
+    said = [note for note in result.manifest["notes"] if "takes none" in note]
+    assert len(said) == bool(recipe.table.bands)
+
+
 def test_the_schema_for_editors_is_the_models():
     assert (RECIPES["balanced"].parent / "recipe.schema.json").read_text() == recipe_schema()
 

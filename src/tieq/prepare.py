@@ -107,6 +107,8 @@ def prepare(
             f"the body and all metadata (general.file_type too) are those of {source.path.name}, byte for byte."
         )
     notes += _fallback_notes(plan)
+    if recipe.table.bands and not graph.tied:
+        notes.append("row bands refine a shared table; this model has a table for each role and takes none.")
     if "gguf" in formats and any(decision.bands for decision in plan.tables):
         notes.append("GGUF holds one type a tensor; it takes the base table, without the row bands.")
     for note in notes[len(graph.notes) :]:

@@ -129,10 +129,13 @@ class Recipe(_Strict):
         return body
 
     def precision(self, role: str) -> Precision:
-        """Precision of a role: ``table``, ``lookup``, ``logits`` or ``body``."""
-        own = getattr(self, role)
-        chosen: Precision = self.table if own is None else own
-        return chosen
+        """Precision of a role: ``table``, ``lookup``, ``logits`` or ``body``.
+
+        An untied model's tables follow the shared table's precision where they have none of their own, without its row
+        bands, which are read by both roles.
+        """
+        own: Precision | None = getattr(self, role)
+        return self.table.model_copy(update={"bands": ()}) if own is None else own
 
 
 def recipe_for_bits(bits: int, *, keep_body: bool = False) -> Recipe:
