@@ -163,12 +163,12 @@ def _variants(job: Job, table: Table, statistics: Statistics, recipe: Recipe) ->
         return make
 
     return {
-        "nearest": one("q4_0", "nearest", None),
+        "nearest (llama.cpp Q4_0)": one("q4_0", "nearest", None),
         "scale search, equal weights": one("q4_0", "scale-search", None),
         "scale search, second moments": one("q4_0", "scale-search", diagonal),
         "scale search, joint diagonal": one("q4_0", "scale-search", joint_diagonal),
-        "ggml IQ4_NL, second moments": one("iq4_nl", "ggml", diagonal),
-        "ggml Q5_0, second moments": one("q5_0", "scale-search", diagonal),
+        "llama.cpp IQ4_NL, second moments": one("iq4_nl", "ggml", diagonal),
+        "scale search, second moments, Q5_0": one("q5_0", "scale-search", diagonal),
         "full cost, logits role only": one("q4_0", "hessian", logits),
         "full cost, lookup role only": one("q4_0", "hessian", known.of("lookup")),
         "full cost, both roles": one("q4_0", "hessian", both),

@@ -117,7 +117,7 @@ def body_choices(
     candidates, precisions = [], {}
     for scheme in _schemes(decision.columns, formats):
         precision = Precision(scheme=scheme)
-        made = decide(decision, precision, recipe, formats)
+        made = _one_by_one(decide(decision, precision, recipe, formats))
         cost = 0.0
         if inputs is not None and gradients is not None:
             errors = picked - round_trip(made, picked, importance)
@@ -126,6 +126,13 @@ def body_choices(
         candidates.append(Candidate(label, bytes_of(made, formats), {"body": cost}))
         precisions[label] = precision
     return Choices(Item(decision.name, tuple(candidates)), precisions)
+
+
+def _one_by_one(decision: Decision) -> Decision:
+    """With the solver that weighs columns one by one, as the price does: the full cost has nothing to gain under it."""
+    if decision.solver != "hessian":
+        return decision
+    return dataclasses.replace(decision, solver="scale-search" if decision.scheme in SCHEMES else "ggml")
 
 
 @dataclasses.dataclass(frozen=True)
