@@ -41,6 +41,31 @@ def test_every_body_matrix_is_asked_for_once_and_the_model_is_left_alone(family:
     assert all(np.array_equal(after[name], values) for name, values in before.items())
 
 
+def test_experts_that_see_few_positions_are_solved_for_those() -> None:
+    import torch
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    settings = {**tiny._COMMON, "num_local_experts": 6, "num_experts_per_tok": 2, "initializer_range": 0.3}
+    module = AutoModelForCausalLM.from_config(CONFIG_MAPPING["mixtral"](**settings)).eval()
+    before = weights_of(module)
+    table = before["model.embed_tokens.weight"]
+    lookup = table + 0.2 * np.random.default_rng(1).standard_normal(table.shape).astype(np.float32)
+    asked: dict[str, np.ndarray] = {}
+
+    def rounded(name: str, weights: np.ndarray, cost: np.ndarray) -> np.ndarray:
+        assert name not in asked
+        assert np.isfinite(weights).all()
+        asked[name] = encode(weights, cost)
+        return asked[name]
+
+    solve_body(ReferenceModel(module), IDS[:3], lookup, rounded)
+    experts = [name for name in asked if ".experts." in name]
+    assert len(experts) > 2 * 6  # three matrices an expert in two layers, where any position reached it
+    after = weights_of(module)
+    assert all(np.array_equal(after[name], values) for name, values in before.items())
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_without_loss_the_target_is_the_weight_itself(family: str) -> None:
     model = tiny.model(family)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +60,7 @@ def _solve_layer(layer: Layer, exact: Stream, rounded: Stream, encode: Encode) -
 
 
 def _solve_group(group: list[LayerMatrix], exact: Stream, rounded: Stream, encode: Encode) -> None:
-    moments = _Moments.of(exact, rounded)
+    moments = _Moments.of(exact, rounded, group[0].weights().shape[1])
     cost = damped(moments.second, _DAMPING)
     shift = np.zeros_like(cost)
     if moments.say_something:
@@ -85,12 +84,15 @@ class _Moments:
         return bool(np.isfinite(self.second).all() and np.isfinite(self.drift).all() and self.second.any())
 
     @staticmethod
-    def of(exact: Stream, rounded: Stream) -> _Moments:
-        second: Any = 0
-        drift: Any = 0
-        tokens = 0
-        for left, right in zip(exact, rounded, strict=True):
-            second = second + (right.T @ right).double()
-            drift = drift + ((left - right).T @ right).double()
-            tokens += len(right)
-        return _Moments((second / tokens).float().numpy(), (drift / tokens).float().numpy())
+    def of(exact: Stream, rounded: Stream, columns: int) -> _Moments:
+        second = np.zeros((columns, columns))
+        drift = np.zeros((columns, columns))
+        # A router may send other positions to an expert once its inputs are quantized; then none can be paired.
+        paired = [left.shape for left in exact] == [right.shape for right in rounded]
+        tokens = sum(len(right) for right in rounded)
+        for number, right in enumerate(rounded):
+            second += (right.T @ right).double().numpy()
+            if paired:
+                drift += ((exact[number] - right).T @ right).double().numpy()
+        share = 1.0 / max(tokens, 1)
+        return _Moments((second * share).astype(np.float32), (drift * share).astype(np.float32))

@@ -7,8 +7,8 @@ import torch
 
 from tieq.errors import RefusedError
 from tieq.source.reference import ReferenceModel
-from tieq.source.residual import blocks_of, residual_stream
-from tieq.source.role_runs import hidden_states, role_tables
+from tieq.source.residual import residual_stream
+from tieq.source.role_runs import blocks_of, hidden_states, role_tables
 
 IDS = np.random.default_rng(0).integers(0, tiny.ROWS, 16)
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq.source.reference import ReferenceModel
-from tieq.source.role_runs import body_of, with_lookup
+from tieq.source.role_runs import blocks_of, body_of, with_lookup
 
 # A residual stream: one float32 tensor ``[1, length, columns]`` a sequence.
 Stream = list[Any]
@@ -73,7 +73,7 @@ class Layer:
     def run_watched(self, stream: Stream, modules: list[Any]) -> tuple[Stream, list[Stream]]:
         """The stream after the layer, and what each of the modules read, ``[length, columns]`` a sequence."""
         seen: dict[Any, Stream] = {module: [] for module in modules}
-        with _hooks(modules, lambda module, inputs: seen[module].append(inputs[0][0])):
+        with _hooks(modules, lambda module, inputs: seen[module].append(_rows(inputs))):
             after = self.run(stream)
         return after, [seen[module] for module in modules]
 
@@ -82,7 +82,7 @@ class Layer:
         seen: Stream = []
 
         def reached(_: Any, inputs: tuple[Any, ...]) -> None:
-            seen.append(inputs[0][0])
+            seen.append(_rows(inputs))
             raise _Reached
 
         with _hooks([module], reached):
@@ -103,9 +103,7 @@ def decoder_layers(model: ReferenceModel, ids: NDArray[np.int64]) -> list[Layer]
     """The decoder layers, with the masks and positions of sequences as long as ``ids`` ``[length]``."""
     import torch
 
-    body = body_of(model)
-    lists = [list(module) for module in body.modules() if isinstance(module, torch.nn.ModuleList)]
-    modules = max(lists, key=len)
+    modules = blocks_of(model)
     names = {module: name for name, module in model.module.named_modules()}
     found: dict[Any, Layer] = {}
 
@@ -116,7 +114,7 @@ def decoder_layers(model: ReferenceModel, ids: NDArray[np.int64]) -> list[Layer]
     handles = [module.register_forward_pre_hook(called, with_kwargs=True) for module in modules]
     try:
         with torch.no_grad():
-            body(torch.from_numpy(ids)[None], use_cache=False)
+            body_of(model)(torch.from_numpy(ids)[None], use_cache=False)
     finally:
         for handle in handles:
             handle.remove()
@@ -144,6 +142,11 @@ def first_stream(
     finally:
         handle.remove()
     return stream
+
+
+def _rows(inputs: tuple[Any, ...]) -> Any:
+    """A module's input as ``[positions, columns]``."""
+    return inputs[0].reshape(-1, inputs[0].shape[-1])
 
 
 def _is_matrix(module: Any) -> bool:

@@ -7,23 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tieq.errors import RefusedError
 from tieq.source.reference import ReferenceModel
-from tieq.source.role_runs import Table, body_of, hidden_states
-
-
-def blocks_of(model: ReferenceModel) -> Any:
-    """The decoder blocks: the longest list of modules in the body.
-
-    Raises:
-        RefusedError: if the body has no list of modules.
-    """
-    import torch
-
-    lists = [module for module in body_of(model).modules() if isinstance(module, torch.nn.ModuleList)]
-    if not lists:
-        raise RefusedError("the model has no list of decoder blocks.", where=type(model.module).__name__)
-    return max(lists, key=len)
+from tieq.source.role_runs import Table, blocks_of, hidden_states
 
 
 def residual_stream(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tieq.errors import RefusedError
 from tieq.source.reference import ReferenceModel
 
 Table = NDArray[np.float32]
@@ -61,6 +62,24 @@ def body_of(model: ReferenceModel) -> Any:
     module = model.module
     # Gemma 3's text model names no base model of its own, in which case transformers returns the whole model.
     return module.base_model if module.base_model is not module else module.get_decoder()
+
+
+def blocks_of(model: ReferenceModel) -> list[Any]:
+    """The decoder blocks: the outermost list of modules in the body (a block may hold lists of its own, of experts).
+
+    Raises:
+        RefusedError: if the body has no list of modules.
+    """
+    import torch
+
+    lists = [
+        (name.count("."), -len(module), list(module))
+        for name, module in body_of(model).named_modules()
+        if isinstance(module, torch.nn.ModuleList)
+    ]
+    if not lists:
+        raise RefusedError("the model has no list of decoder blocks.", where=type(model.module).__name__)
+    return min(lists, key=lambda entry: entry[:2])[2]
 
 
 def with_lookup(model: ReferenceModel, lookup: Table | None) -> contextlib.AbstractContextManager[None]:
