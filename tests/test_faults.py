@@ -355,8 +355,10 @@ class TestColumns:
 class TestBands:
     """Row bands that a model or its effort cannot have."""
 
-    def test_an_untied_model_is_refused(self, tiny_checkpoint, tmp_path):
-        message = refused(tiny_checkpoint("phi"), tmp_path, recipe=tiny.banded_recipe())
+    def test_bands_of_an_untied_models_own_table_are_refused(self, tiny_checkpoint, tmp_path):
+        recipe = tiny.banded_recipe()
+        own = recipe.model_copy(update={"lookup": recipe.table})
+        message = refused(tiny_checkpoint("phi"), tmp_path, recipe=own)
         assert "row bands refine a shared table" in message
 
     def test_effort_quick_is_refused(self, tiny_checkpoint, tmp_path):
