@@ -92,6 +92,12 @@ def _validate_artifact(
             todo="Name the .onnx or .gguf file itself.",
         )
     manifest = read_json(folder / MANIFEST)
+    if not manifest.get("formats"):
+        raise TieqError(
+            "the folder holds a probe, a comparison or a plan, and no container.",
+            where=str(folder),
+            todo="Give the folder of an export.",
+        )
     recipe = load_recipe(folder / "recipe.yaml")
     kept = manifest.get("body") == "kept"
     try:

@@ -310,3 +310,46 @@ def test_a_study_is_no_artifact_with_containers(tieq_command, tiny_checkpoint, t
     done = tieq_command("inspect", tmp_path / "p")
     assert done.code == 2
     assert "no container at all" in done.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--target-size", "80MB", "--max-kl", "0.05"), "--target-size and --max-kl exclude each other"),
+        (("--target-size", "80MB", "--bits", "4"), "--target-size and --bits exclude each other"),
+        (("--target-size", "80XB"), "is no size"),
+        (("--target-size", "0"), "is no size"),
+        (("--max-kl", "nan"), "is no bound"),
+        (("--max-kl=-1",), "is no bound"),
+    ],
+)
+@pytest.mark.parametrize("command", [("plan",), ("export", "--model")])
+def test_a_budget_that_is_none_is_refused_before_any_work(command, options, said, tieq_command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = tieq_command(*command, "gpt2", *options)
+    assert done.code == 2
+    assert said in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_excludes_bits_and_a_kept_body(tieq_command):
+    done = tieq_command("export", "--model", "gpt2", "--plan", "p.json", "--bits", "4")
+    assert (done.code, "--plan and --bits exclude each other" in done.err) == (2, True)
+    done = tieq_command("export", "--model", "gpt2", "--target-size", "1MB", "--keep-body")
+    assert (done.code, "nothing to plan" in done.err) == (2, True)
+
+
+def test_a_plan_is_printed_saved_and_followed_by_the_command(tieq_command, tiny_checkpoint, tmp_path):
+    text = tmp_path / "own.txt"
+    text.write_text("the dog sleeps in the warm sun and the fox walks by. " * 300)
+    texts = ("--calibration", text, "--text", text, "--format", "onnx")
+    shown = tieq_command("plan", tiny_checkpoint(), "--max-kl", "0.02", *texts, "--out", tmp_path / "p")
+    assert shown.code == 0, shown.err
+    for words in ("chosen", "predicted:", "measured before the correction", "two tables instead of one"):
+        assert words in shown.out
+    done = tieq_command(
+        "export", "--model", tiny_checkpoint(), "--plan", tmp_path / "p" / "plan.json", *texts, "--out", tmp_path / "e"
+    )
+    assert done.code == 0, done.err
+    refused = tieq_command("validate", tmp_path / "p")
+    assert (refused.code, "a probe, a comparison or a plan" in refused.err) == (2, True)

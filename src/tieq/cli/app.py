@@ -83,8 +83,11 @@ def export(
     from tieq.pipeline import export as run
     from tieq.planning import export_choices
 
-    rivals = {"--bits": bits is not None, "--plan": plan is not None, "--keep-body": keep_body}
-    budget = build_budget(target_size, max_kl, rivals)
+    if keep_body and (target_size or max_kl is not None or plan):
+        raise TieqError(
+            "--keep-body changes the table alone, so there is nothing to plan.", todo="Give --bits instead."
+        )
+    budget = build_budget(target_size, max_kl, {"--plan": plan is not None, "--bits": bits is not None})
     chosen = budget_recipe(build_recipe(bits, effort, recipe, pre_tokenizer, keep_body), budget)
     where = out or default_out(model, chosen, keep_body)
     choices = export_choices(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_args
@@ -84,10 +85,15 @@ def build_budget(target_size: str | None, max_kl: float | None, others: dict[str
         TieqError: if it names two, or something that excludes a budget.
     """
     given = [name for name, is_given in (("--target-size", target_size), ("--max-kl", max_kl)) if is_given is not None]
-    rivals = [name for name, is_given in others.items() if is_given]
-    if len(given) > 1 or (given and rivals):
-        raise TieqError(f"{' and '.join([*given, *rivals][:2])} exclude each other.", todo="Give one of them.")
-    return Budget(None if target_size is None else parse_size(target_size), max_kl)
+    given += [name for name, is_given in others.items() if is_given]
+    if len(given) > 1:
+        raise TieqError(f"{given[0]} and {given[1]} exclude each other.", todo="Give one of them.")
+    if max_kl is not None and not 0 < max_kl < math.inf:
+        raise TieqError(f"--max-kl {max_kl:g} is no bound.", todo="Give nats per token, more than 0.")
+    size = None if target_size is None else parse_size(target_size)
+    if size == 0:
+        raise TieqError(f"--target-size {target_size} is no size.", todo="Give more than 0.")
+    return Budget(size, max_kl)
 
 
 def study_out(model: str, kind: str) -> Path:

@@ -91,6 +91,9 @@ def plan(
     max_kl: MaxKlOption = None,
     effort: Annotated[str | None, typer.Option(help="standard or best: how the export will round.")] = None,
     formats: FormatsOption = None,
+    pre_tokenizer: Annotated[
+        str | None, typer.Option(help="llama.cpp pre-tokenizer, where it is not recognized.")
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Quantize the choice, measure it by role, and correct it.")
     ] = True,
@@ -108,7 +111,7 @@ def plan(
     budget = build_budget(target_size, max_kl, {"--bits": bits is not None})
     found = run(
         model,
-        build_recipe(bits, effort, recipe, None, keep_body=False),
+        build_recipe(bits, effort, recipe, pre_tokenizer, keep_body=False),
         budget,
         check_formats(formats),
         out=out or study_out(model, "plan"),
