@@ -81,7 +81,9 @@ def test_a_plan_needs_calibration(tiny_checkpoint: Any, texts: Any) -> None:
         plan(str(tiny_checkpoint()), Recipe(effort="quick"), Budget(), ("onnx",), **texts)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"choices": 3}', '{"choices": {"a": {"scheme": "q9"}}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"choices": 3}', '{"choices": {}}', '{"choices": {"a": {"scheme": "q9"}}}']
+)
 def test_a_file_that_is_no_plan_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(content)
     with pytest.raises(TieqError, match="is no plan"):
@@ -89,7 +91,11 @@ def test_a_file_that_is_no_plan_is_refused(content: str, tmp_path: Path) -> None
 
 
 def test_a_plan_of_another_model_is_refused(tiny_checkpoint: Any, texts: Any, tmp_path: Path) -> None:
-    (tmp_path / "plan.json").write_text('{"choices": {"h.0.c_fc.weight": {"scheme": "q4_0"}}}')
+    document = {"choices": {"h.0.c_fc.weight": {"scheme": "q4_0"}}, "formats": ["onnx"], "budget": {},
+                "model": {"fingerprint": "0"}}  # fmt: skip
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    with pytest.raises(TieqError, match="was made for other weights"):
+        read_choices(tmp_path / "plan.json", str(tiny_checkpoint()))
     choices = read_choices(tmp_path / "plan.json")
     with pytest.raises(TieqError, match="is no matrix of this model"):
         export(str(tiny_checkpoint()), RECIPE, tmp_path / "out", ("onnx",), choices=choices, **texts)

@@ -97,7 +97,8 @@ def table_choices(
             residual: sample.costs(errors - _residual(made, residual, errors, importance), statistics)
             for residual in _residuals(decision.columns)
         }
-        for bands, mixed in _banded(costs, refined, decision.rows):
+        own = tuple((band.scheme, band.share) for band in recipe.table.bands)
+        for bands, mixed in _banded(costs, refined, decision.rows, own):
             add(Precision(scheme=scheme, bands=bands), mixed)
     return Choices(Item(decision.name, tuple(candidates)), precisions)
 
@@ -182,13 +183,13 @@ def _residual(
 
 
 def _banded(
-    base: Costs, refined: Mapping[BandScheme, Costs], table_rows: int
+    base: Costs, refined: Mapping[BandScheme, Costs], table_rows: int, own: tuple[tuple[BandScheme, float], ...]
 ) -> Iterator[tuple[tuple[BandWish, ...], Costs]]:
-    """Bands of every offered kind, and the costs of the sampled rows with them."""
+    """Bands of every offered kind and the recipe's own, and the costs of the sampled rows with them."""
     order = np.argsort(-sum(base.values()), kind="stable")
-    for shares in _BANDS:
-        schemes: tuple[BandScheme, BandScheme] = ("q4_0", "q2_0")
-        kinds = [(scheme, share) for scheme, share in zip(schemes, shares, strict=True) if share]
+    schemes: tuple[BandScheme, BandScheme] = ("q4_0", "q2_0")
+    offered = [tuple((s, share) for s, share in zip(schemes, shares, strict=True) if share) for shares in _BANDS]
+    for kinds in dict.fromkeys([*offered, own]):
         mixed = {role: values.copy() for role, values in base.items()}
         start, wishes = 0, []
         for scheme, share in kinds:
@@ -201,4 +202,5 @@ def _banded(
             start += count
             wishes.append(BandWish(share=share, scheme=scheme))
         else:
-            yield tuple(wishes), mixed
+            if wishes:
+                yield tuple(wishes), mixed

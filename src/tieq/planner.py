@@ -10,16 +10,19 @@ import numpy as np
 
 from tieq import artifact
 from tieq.budget import Budget, Selection, front, least_cost, least_size
-from tieq.candidates import Choices, bytes_of
+from tieq.candidates import Choices, bytes_of, label_of
 from tieq.errors import TieqError
 from tieq.plan import Plan, make_plan
 from tieq.prepare import Job
-from tieq.recipe import Precision
+from tieq.recipe import BandWish, Precision
+from tieq.records import Decision
 from tieq.report.manifest import versions
 
 # What a container holds beside the matrices and float tensors: a graph's nodes for each matrix and for the rest.
-_ONNX_NODES_PER_MATRIX, _ONNX_REST = 9_000, 200_000
+_ONNX_NODES_PER_MATRIX, _ONNX_REST = 6_500, 30_000
 _GGUF_PER_TENSOR = 96
+# A runtime adds its own rounding of activations, and another text is a little dearer or cheaper.
+_MARGIN = 0.9
 _LEAST_COST = 1e-6  # nats per token, under which a ratio of costs says nothing
 
 
@@ -42,13 +45,13 @@ class Planner:
             if found is None:
                 least = front(self._items, factors)[0].nbytes + self._fixed
                 raise TieqError(
-                    f"no plan is that small: the smallest has about {least / 1e6:.1f} MB.",
+                    f"no plan is that small: the smallest has about {least / 1e6:.3g} MB.",
                     where=f"--target-size {self._budget.size / 1e6:g}MB",
-                    todo="Allow more, or write fewer containers: ONNX alone may use 2 bits.",
+                    todo="Allow more.",
                 )
             return found
         if self._budget.kl is not None:
-            found = least_size(self._items, self._budget.kl, factors)
+            found = least_size(self._items, _MARGIN * self._budget.kl, factors)
             if found is None:
                 best = front(self._items, factors)[-1].cost
                 raise TieqError(
@@ -63,9 +66,10 @@ class Planner:
         chosen = {}
         for decision in self._job.plan.decisions:
             item = self._choices[decision.name].item
-            size = bytes_of(decision, self._job.plan.formats)
+            size, exact = bytes_of(decision, self._job.plan.formats), _label(decision)
             chosen[item.name] = min(
-                item.candidates, key=lambda c: (c.label.split(" ")[0] != decision.scheme, abs(c.nbytes - size))
+                item.candidates,
+                key=lambda c: (c.label != exact, c.label.split(" ")[0] != decision.scheme, abs(c.nbytes - size)),
             )
         picked = chosen.values()
         return Selection(chosen, sum(c.nbytes for c in picked), sum(c.cost(factors) for c in picked))
@@ -150,6 +154,11 @@ class Planner:
             for second in plain
             if first is not second
         ]
+
+
+def _label(decision: Decision) -> str:
+    bands = tuple(BandWish.model_validate({"share": band.share, "scheme": band.scheme}) for band in decision.bands)
+    return label_of(Precision.model_validate({"scheme": decision.scheme, "bands": bands}))
 
 
 def _by_role(selection: Selection) -> dict[str, float]:

@@ -34,6 +34,7 @@ from tieq.probe import whole_costs
 from tieq.progress import counter, say, stage
 from tieq.quantize import BodyRun, QuantizedCheckpoint, quantize
 from tieq.recipe import Precision, Recipe
+from tieq.source.locate import open_source
 from tieq.source.reference import ReferenceModel, load_model
 from tieq.study import write_study
 from tieq.text import Sequences
@@ -137,7 +138,7 @@ def export_choices(
     decides, and the export measures what comes out.
     """
     if plan_file is not None:
-        return read_choices(plan_file)
+        return read_choices(plan_file, model)
     if budget == Budget():
         return None
     artifact.check_target(out)
@@ -165,16 +166,39 @@ def _sentence(document: dict[str, Any]) -> str:
     )
 
 
-def read_choices(path: Path) -> dict[str, Precision]:
+def read_choices(path: Path, model: str | None = None) -> dict[str, Precision]:
     """The choices of a ``plan.json``.
+
+    Args:
+        path: the file that ``tieq plan`` wrote.
+        model: what it is to be used for; it has to have the weights that the plan was made for.
+
+    Raises:
+        TieqError: if the file is no plan, or one for another model.
+    """
+    document = read_plan(path)
+    if model is not None and open_source(model).fingerprint() != document["model"]["fingerprint"]:
+        raise TieqError("was made for other weights.", where=str(path), todo=f"Run `tieq plan {model}` again.")
+    return _precisions(document["choices"])
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """A ``plan.json`` that ``tieq plan`` wrote.
 
     Raises:
         TieqError: if the file is none.
     """
     try:
-        return _precisions(json.loads(path.read_text(encoding="utf-8"))["choices"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TieqError(f"is no plan of `tieq plan` ({error}).", where=str(path)) from error
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        chosen = _precisions(document["choices"])
+        complete = bool(chosen) and {"model", "formats", "budget"} <= set(document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        complete = False
+    if not complete:
+        raise TieqError(
+            "is no plan of `tieq plan`, or a damaged one.", where=str(path), todo="Give its plan.json, or plan again."
+        )
+    return document
 
 
 def _precisions(chosen: dict[str, Any]) -> dict[str, Precision]:

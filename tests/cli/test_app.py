@@ -343,7 +343,7 @@ def test_a_plan_is_printed_saved_and_followed_by_the_command(tieq_command, tiny_
     text = tmp_path / "own.txt"
     text.write_text("the dog sleeps in the warm sun and the fox walks by. " * 300)
     texts = ("--calibration", text, "--text", text, "--format", "onnx")
-    shown = tieq_command("plan", tiny_checkpoint(), "--max-kl", "0.02", *texts, "--out", tmp_path / "p")
+    shown = tieq_command("plan", tiny_checkpoint(), "--target-size", "0.2MB", *texts, "--out", tmp_path / "p")
     assert shown.code == 0, shown.err
     for words in ("chosen", "predicted:", "measured before the correction", "two tables instead of one"):
         assert words in shown.out
@@ -351,5 +351,6 @@ def test_a_plan_is_printed_saved_and_followed_by_the_command(tieq_command, tiny_
         "export", "--model", tiny_checkpoint(), "--plan", tmp_path / "p" / "plan.json", *texts, "--out", tmp_path / "e"
     )
     assert done.code == 0, done.err
+    assert "at most 200,000 bytes" in done.out  # the plan's budget is the export's gate
     refused = tieq_command("validate", tmp_path / "p")
     assert (refused.code, "a probe, a comparison or a plan" in refused.err) == (2, True)

@@ -78,16 +78,21 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Quantize once, write the containers, validate them."""
+    from tieq.budget import Budget
     from tieq.cli.options import budget_recipe, build_budget, build_recipe, check_formats, default_out
     from tieq.cli.show import show_export
     from tieq.pipeline import export as run
-    from tieq.planning import export_choices
+    from tieq.planning import export_choices, read_plan
 
     if keep_body and (target_size or max_kl is not None or plan):
         raise TieqError(
             "--keep-body changes the table alone, so there is nothing to plan.", todo="Give --bits instead."
         )
     budget = build_budget(target_size, max_kl, {"--plan": plan is not None, "--bits": bits is not None})
+    containers = check_formats(formats)
+    if plan is not None:
+        planned = read_plan(plan)
+        budget, containers = Budget(**planned["budget"]), containers or tuple(planned["formats"])
     chosen = budget_recipe(build_recipe(bits, effort, recipe, pre_tokenizer, keep_body), budget)
     where = out or default_out(model, chosen, keep_body)
     choices = export_choices(
@@ -96,7 +101,7 @@ def export(
         budget,
         plan,
         where,
-        check_formats(formats),
+        containers,
         tie=tie,
         calibration=calibration or (),
         evaluation=text,
@@ -106,7 +111,7 @@ def export(
         model,
         chosen,
         where,
-        check_formats(formats),
+        containers,
         choices=choices,
         tie=tie,
         keep_body=keep_body,
