@@ -62,7 +62,7 @@ class Selection:
 
 def least_cost(items: Sequence[Item], limit: int, factors: Mapping[str, float]) -> Selection | None:
     """Least predicted KL with at most ``limit`` bytes, or None where nothing is that small."""
-    found = _bisect(items, factors, lambda selection: selection.nbytes <= limit)
+    found = _bisect(items, factors, lambda selection: selection.nbytes <= limit, dear=True)
     if found is None:
         return None
     return _spend(items, found, limit, factors)
@@ -70,17 +70,9 @@ def least_cost(items: Sequence[Item], limit: int, factors: Mapping[str, float]) 
 
 def least_size(items: Sequence[Item], limit: float, factors: Mapping[str, float]) -> Selection | None:
     """Fewest bytes with a predicted KL of at most ``limit``, or None where nothing is that good."""
-    best = _at_price(items, 0.0, factors)
-    if best.cost > limit:
+    best = _bisect(items, factors, lambda selection: selection.cost <= limit, dear=False)
+    if best is None:
         return None
-    low, high = _CHEAPEST, _DEAREST
-    for _ in range(_STEPS):
-        middle = (low * high) ** 0.5
-        selection = _at_price(items, middle, factors)
-        if selection.cost <= limit:
-            low, best = middle, selection
-        else:
-            high = middle
     return _save(items, best, limit, factors)
 
 
@@ -94,19 +86,20 @@ def front(items: Sequence[Item], factors: Mapping[str, float]) -> list[Selection
     return [found[nbytes] for nbytes in sorted(found)]
 
 
-def _bisect(items: Sequence[Item], factors: Mapping[str, float], fits: Callable[[Selection], bool]) -> Selection | None:
-    """The selection at the lowest price that fits."""
-    best = _at_price(items, _DEAREST, factors)
+def _bisect(
+    items: Sequence[Item], factors: Mapping[str, float], fits: Callable[[Selection], bool], *, dear: bool
+) -> Selection | None:
+    """The selection at the last price that fits, coming from the dear end of prices or from the cheap one."""
+    best = _at_price(items, _DEAREST if dear else 0.0, factors)
     if not fits(best):
         return None
     low, high = _CHEAPEST, _DEAREST
     for _ in range(_STEPS):
         middle = (low * high) ** 0.5
         selection = _at_price(items, middle, factors)
-        if fits(selection):
-            high, best = middle, selection
-        else:
-            low = middle
+        good = fits(selection)
+        best = selection if good else best
+        low, high = (low, middle) if good is dear else (middle, high)
     return best
 
 

@@ -76,18 +76,14 @@ def quantize(
         _solve_in_order(work, plan, body)
     # What no decoder layer holds, or all of the body.
     rest = [decision for decision in plan.decisions if decision.name not in work.done]
-    weights_total = sum(d.rows * d.columns for d in rest) // 1_000_000
-    if weights_total:
-        with counter("body", weights_total, "million weights") as advance:
+    if rest:
+        with counter("body", sum(d.rows * d.columns for d in rest) // 1_000_000 or 1, "million weights") as advance:
             ready = 0
             for decision in rest:
                 work.do(decision)
                 ready += decision.rows * decision.columns
                 advance(ready // 1_000_000)
                 ready %= 1_000_000
-    else:
-        for decision in rest:
-            work.do(decision)
     tensors = work.tensors
     for name in floats:
         values = np.ascontiguousarray(source.read(name))

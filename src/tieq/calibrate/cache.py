@@ -21,7 +21,7 @@ from tieq.kept import KeptFiles
 from tieq.progress import say
 from tieq.source.package import cache_folder
 
-# A measurement with more bytes is made again instead: whole matrices of a 1B model take 1.9 GB.
+# A measurement with more bytes is made again instead.
 LARGEST_FILE = 1_000_000_000
 # Beyond this the files that were not used for longest go.
 LARGEST_FOLDER = 4_000_000_000

@@ -104,7 +104,7 @@ def calibrate(
     Args:
         wanted: what to measure on.
         load: gives the float model; called only where something is measured.
-        full: whole matrices, the table's cost and use as well.
+        full: the table's cost and use and output gradients as well.
         model: what identifies the model: the source's fingerprint, and whether its table is tied and where it is from.
         cache: where measurements are kept; None for none.
     """
