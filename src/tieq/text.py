@@ -24,6 +24,8 @@ from tieq.source.tokenizer import TextTokenizer
 # How far on a passage may begin in order to begin with a line, in characters.
 _LINE = 1000
 _RUN_LINES, _RUN_CHARACTERS = 4, 60
+# Tokens are counted over this many characters of a text at most, taken in pieces from all over it.
+_COUNTED_CHARACTERS, _PIECE = 4_000_000, 10_000
 CALIBRATION, EVALUATION = "calibration", "evaluation"
 SAMPLES = "samples"
 # Fewer different tokens than this, or than a sixteenth of all, are no text to learn anything from.
@@ -162,6 +164,23 @@ def cut_sequences(corpus: Corpus, tokenizer: TextTokenizer, count: int, length: 
         rows += [bos + passage for passage in passages]
         domains += [name] * len(passages)
     return Sequences(np.array(rows, dtype=np.int64).reshape(-1, length), tuple(domains), bool(bos))
+
+
+def token_shares(corpus: Corpus, tokenizer: TextTokenizer, rows: int, length: int) -> NDArray[np.float64]:
+    """How often each id occurs in the whole text and not in the cut sequences alone, ``[rows]``; sums to one.
+
+    Every domain weighs the same; BOS counts once in ``length`` where the tokenizer puts one.
+    """
+    found = np.zeros(rows)
+    for text in corpus.domains.values():
+        step = _PIECE * max(1, len(text) // _COUNTED_CHARACTERS)
+        pieces = (text[start : start + _PIECE] for start in range(0, len(text), step))
+        counts = sum(np.bincount(tokenizer.encode(piece), minlength=rows) for piece in pieces)
+        found += counts / (np.sum(counts) * len(corpus.domains))
+    if tokenizer.bos is not None:
+        found *= 1 - 1 / length
+        found[tokenizer.bos] += 1 / length
+    return found
 
 
 def monotonous_domains(sequences: Sequences) -> dict[str, int]:

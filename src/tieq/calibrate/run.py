@@ -19,7 +19,7 @@ from tieq.errors import TieqError
 from tieq.progress import say
 from tieq.source.reference import ReferenceModel
 from tieq.source.tokenizer import TextTokenizer
-from tieq.text import CALIBRATION, SAMPLES, Corpus, Sequences, cut_sequences, default_corpus, monotonous_domains
+from tieq.text import CALIBRATION, SAMPLES, Corpus, Sequences, cut_sequences, default_corpus, monotonous_domains, token_shares
 
 _SEED = 0
 # What computes: another version may round differently, and a kept measurement has to be the one that would be made.
@@ -34,11 +34,13 @@ class Request:
         text: sequences of given text, perhaps none.
         starts: first token of each sequence that the model is to write, ``[samples]``, perhaps none.
         allowed: ids that it may write, ``[rows]``.
+        shares: how often each id occurs in the whole text, ``[rows]``; None to count the sequences'.
     """
 
     text: Sequences
     starts: NDArray[np.int64]
     allowed: NDArray[np.bool_]
+    shares: NDArray[np.float64] | None = None
 
     def identity(self) -> dict[str, Any]:
         """What the tokens follow from, as plain values."""
@@ -46,6 +48,7 @@ class Request:
             "text": self.text.sha256,
             "starts": self.starts.tolist(),
             "allowed": hashlib.sha256(np.packbits(self.allowed).data).hexdigest(),
+            "shares": None if self.shares is None else hashlib.sha256(self.shares.data).hexdigest(),
             "seed": _SEED,
         }
 
@@ -88,7 +91,8 @@ def request(corpus: Corpus, tokenizer: TextTokenizer, rows: int, sequences: int,
         # Drawn as often as they occur.
         usual = text.ids if text.ids.size else cut_sequences(default_corpus(CALIBRATION), tokenizer, 2, length).ids
         starts = np.random.default_rng(_SEED).choice(usual.reshape(-1), wanted)
-    return Request(text, starts, allowed)
+    shares = token_shares(corpus, tokenizer, rows, length) if corpus.domains else None
+    return Request(text, starts, allowed, shares)
 
 
 def calibrate(
@@ -123,7 +127,7 @@ def calibrate(
         reference = load()
         written, notes = _samples(wanted, reference)
         sequences = _joined(wanted.text, written)
-        statistics = measure(reference, sequences, full=full)
+        statistics = _count_all(measure(reference, sequences, full=full), wanted, written)
         notes += statistics.problems()
         if full and statistics.table is None:
             notes += ("hidden states, logits or gradients are not finite: the table's cost was not measured.",)
@@ -133,6 +137,16 @@ def calibrate(
     for note in found.notes:
         say(f"note: {note}")
     return found
+
+
+def _count_all(statistics: Statistics, wanted: Request, written: NDArray[np.int64]) -> Statistics:
+    """Lookups counted over the whole text: counting costs nothing, and the sequences hold a small part of the words."""
+    if statistics.rows is None or wanted.shares is None:
+        return statistics
+    domains = len(set(wanted.text.domains))
+    own = np.bincount(written.reshape(-1), minlength=len(wanted.shares)) / max(written.size, 1)
+    lookups = (domains * wanted.shares + own) / (domains + bool(written.size))
+    return dataclasses.replace(statistics, rows=dataclasses.replace(statistics.rows, lookups=lookups.astype(np.float32)))
 
 
 def _samples(wanted: Request, model: ReferenceModel) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tieq.errors import TieqError
 from tieq.kept import content_digest
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 # Added to the diagonal, as a share of its mean, where calibration text may have left a direction out.
 _TABLE_DAMPING, _DIAGONAL_DAMPING = 0.1, 0.01
@@ -44,7 +44,7 @@ class RowUse:
     """How often each row of the table is used, ``[rows]`` float32 each.
 
     Attributes:
-        lookups: share of the calibration tokens that look the row up; sums to one.
+        lookups: share of the calibration text's tokens, all of it, that look the row up; sums to one.
         probability: mean probability that the model gives the row's token; sums to one.
         spread: mean of ``p (1 - p)`` of the row's token; sums to ``c``.
     """
