@@ -43,7 +43,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 4, "pad_token_id": 1},
     "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128, "n_ctx": 128},
     "phi": {
-        "tie_word_embeddings": False, "num_key_value_heads": 4, "partial_rotary_factor": 0.5, "intermediate_size": 256,
+        "tie_word_embeddings": False, "num_attention_heads": 2, "partial_rotary_factor": 0.5, "intermediate_size": 256,
     },
     "phi3": {"original_max_position_embeddings": 128, "sliding_window": None},
 }  # fmt: skip

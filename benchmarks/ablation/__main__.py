@@ -183,6 +183,8 @@ def _variants(job: Job, table: Table, statistics: Statistics, recipe: Recipe) ->
         "bands 4.6 bits: 1 % q4_0, 2.4 % q2_0": banded("q4_0", (0.01, "q4_0"), (0.024, "q2_0")),
         "bands 4.7 bits: 4.4 % q4_0": banded("q4_0", (0.044, "q4_0")),
         "bands 4.7 bits: 8.8 % q2_0": banded("q4_0", (0.088, "q2_0")),
+        "bands 4.7 bits: 2.2 % q4_0, 4.3 % q2_0": banded("q4_0", (0.022, "q4_0"), (0.043, "q2_0")),
+        "bands 4.7 bits: 3 % q4_0, 2.7 % q2_0": banded("q4_0", (0.03, "q4_0"), (0.027, "q2_0")),
         "bands 4.7 bits: 1.5 % q4_0, 5.8 % q2_0": banded("q4_0", (0.015, "q4_0"), (0.058, "q2_0")),
     }
 

@@ -46,18 +46,18 @@ class Band:
         scheme = SCHEMES[self.scheme]
         return dequantize(unpack_codes(self.packed, scheme.bits), self.scales, scheme)
 
-    def padded(self, table_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.int32]]:
-        """Codes, float32 scales and the table's row of each, with the zero row where the band leaves rows out.
+    def padded(self, table_rows: int) -> tuple[NDArray[np.uint8], Scales, NDArray[np.int32]]:
+        """Codes, scales and the table's row of each, with the zero row where the band leaves rows out.
 
         The zero row names the band's last row again: adding zero to it changes nothing.
         """
         if len(self.rows) == table_rows:
-            return self.packed, self.scales.astype(np.float32), self.rows
+            return self.packed, self.scales, self.rows
         scheme = SCHEMES[self.scheme]
         zeros = np.full((1, self.packed.shape[1], scheme.block), scheme.zero_point, np.uint8)
         packed = np.concatenate([self.packed, pack_codes(zeros, scheme.bits)])
         scales = np.concatenate([self.scales, np.zeros((1, self.scales.shape[1]), np.float16)])
-        return packed, scales.astype(np.float32), np.append(self.rows, self.rows[-1:])
+        return packed, scales, np.append(self.rows, self.rows[-1:])
 
     def row_map(self, table_rows: int) -> NDArray[Any]:
         """Place of each row of the table in the padded band, ``[table rows]``, uint16 where that is enough."""
@@ -116,7 +116,7 @@ def decide_bands(
 def _sized(wish: BandWish, count: int, rows: int, columns: int, scheme: Scheme) -> BandDecision:
     blocks = scheme.blocks(columns)
     padded = count + (count < rows)
-    onnx = padded * (columns * scheme.bits // 8 + 4 * blocks + 4) + rows * _map_dtype(count).itemsize
+    onnx = padded * (columns * scheme.bits // 8 + 2 * blocks + 4) + rows * _map_dtype(count).itemsize
     # Row numbers are stored in four bytes each.
     own = count * (columns * scheme.bits // 8 + 2 * blocks + 4)
     return BandDecision(wish.share, scheme.name, count, own, onnx)

@@ -46,13 +46,9 @@ def label_of(precision: Precision) -> str:
 
 
 def bytes_of(decision: Decision, formats: tuple[str, ...]) -> int:
-    """Bytes of a matrix, bands included, in the container that needs most; ONNX keeps float32 scales."""
+    """Bytes of a matrix, bands included, in the container that needs most."""
     weights, in_onnx = decision.rows * decision.columns, bool({"onnx", "ort"} & set(formats))
-    if decision.scheme not in SCHEMES:
-        return int(weights * ggml.bits_per_weight(decision.scheme) / 8)
-    geometry = SCHEMES[decision.scheme]
-    scales = (32 if in_onnx else 16) * (1 + geometry.affine)
-    own = int(weights * (geometry.bits + scales / geometry.block) / 8)
+    own = int(weights * decision.bits_per_weight / 8)
     return own + sum(band.onnx_bytes for band in decision.bands if in_onnx)
 
 

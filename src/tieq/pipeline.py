@@ -101,7 +101,7 @@ def export(
         body = BodyRun(reference, found.sequences.spread(BODY_TOKENS)) if found is not None and in_order else None
         quantize(job.source, job.plan, job.floats, checkpoint_path, statistics, job.parts.logits, body)
         checkpoint_path.chmod(0o644)
-        files = _write_containers(job, reference, QuantizedCheckpoint(checkpoint_path), folder)
+        files, onnx_graph = _write_containers(job, reference, QuantizedCheckpoint(checkpoint_path), folder)
         validation = validate(
             files,
             sequences=evaluated,
@@ -116,7 +116,7 @@ def export(
             "calibration": calibrated or {"description": "none"},
             "evaluation": describe_sequences(evaluated, evaluation_text),
         }
-        manifest, checks = _finish(job, folder, validation, used)
+        manifest, checks = _finish(job, folder, validation, used, onnx_graph)
     return ExportResult(out, manifest, checks)
 
 
@@ -207,17 +207,20 @@ def graph_json(source: ModelSource, graph: TieGraph) -> dict[str, Any]:
     return {**graph.to_json(), "arithmetic": derived}
 
 
-def _write_containers(job: Job, model: ReferenceModel, checkpoint: QuantizedCheckpoint, folder: Path) -> list[Path]:
+def _write_containers(
+    job: Job, model: ReferenceModel, checkpoint: QuantizedCheckpoint, folder: Path
+) -> tuple[list[Path], str | None]:
     from tieq.export.gguf import write_gguf
     from tieq.export.gguf_keep import write_kept_gguf
     from tieq.export.onnx import write_onnx
     from tieq.export.ort import write_ort
 
-    files = []
+    files, graph = [], None
     if {"onnx", "ort"} & set(job.plan.formats):
         (folder / "onnx").mkdir()
-        onnx_file = write_onnx(
-            model,
+        onnx_file, graph = write_onnx(
+            lambda: model,
+            job.source.config,
             checkpoint,
             folder / "onnx",
             lookup=job.parts.lookup,
@@ -244,11 +247,11 @@ def _write_containers(job: Job, model: ReferenceModel, checkpoint: QuantizedChec
         else:
             body = next((d.scheme for d in job.plan.decisions if d.role == "body"), "f16")
             files.append(write_gguf(checkpoint, job.layout, folder / "gguf", body))
-    return files
+    return files, graph
 
 
 def _finish(
-    job: Job, folder: Path, validation: Validation, used: dict[str, Any]
+    job: Job, folder: Path, validation: Validation, used: dict[str, Any], onnx_graph: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     checks = json.loads(json.dumps(validation.to_json()))
     artifact.write_json(folder / "checks.json", checks)
@@ -263,6 +266,7 @@ def _finish(
         "tied": job.graph.tied,
         "body": "quantized" if job.kept is None else "kept",
         "formats": list(job.plan.formats),
+        **({} if onnx_graph is None else {"onnx_graph": onnx_graph}),
         "recipe": {"name": job.recipe.name, "description": job.recipe.description},
         "effort": job.recipe.effort,
         **used,

@@ -56,11 +56,13 @@ def _decision_json(decision: Decision) -> dict[str, Any]:
     if not decision.bands:
         del plain["bands"]
         return plain
-    # ONNX stores scales in float32, and beside each band the row map of the lookup and the columns of the logits.
+    # ONNX stores beside each band the row map of the lookup and the columns of the logits.
     added = 8 * sum(band.onnx_bytes for band in decision.bands) / (decision.rows * decision.columns)
-    scheme = SCHEMES[decision.scheme]
-    onnx = scheme.bits + 32 / scheme.block + added
-    return {**plain, "total_bits_per_weight": decision.total_bits_per_weight, "onnx_bits_per_weight": onnx}
+    return {
+        **plain,
+        "total_bits_per_weight": decision.total_bits_per_weight,
+        "onnx_bits_per_weight": decision.bits_per_weight + added,
+    }
 
 
 def make_plan(

@@ -139,7 +139,7 @@ class Matrix:
 class BandDecision:
     """A row band of a table: its share of the rows as wished, scheme of the residuals, number of rows.
 
-    ``nbytes`` counts codes, fp16 scales and row numbers; ``onnx_bytes`` what an ONNX file adds: codes, float32 scales,
+    ``nbytes`` counts codes, fp16 scales and row numbers; ``onnx_bytes`` what an ONNX file adds: codes, fp16 scales,
     the row map of the lookup and the columns of the logits.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,38 @@ IDS = np.random.default_rng(1).integers(2, tiny.ROWS, 48)
 
 
 def onnx_matrices(path: Path) -> dict[str, np.ndarray]:
-    """Decode every quantized matrix of an ONNX file with the onnx library and plain arithmetic: [rows, columns]."""
+    """Decode every quantized matrix of an ONNX file with the onnx library and plain arithmetic: [rows, columns].
+
+    Matrices that are one product carry their names with a plus: their rows are taken apart again.
+    """
     model = onnx.load(str(path))
     stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    casts = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Cast"}
+    sizes = {matrix.name: matrix.rows for matrix in _parts(path).body}
     found = {}
     for node in model.graph.node:
         if node.op_type != "MatMulNBits":
             continue
         options = {attribute.name: attribute.i for attribute in node.attribute}
         assert options["bits"] == 4
-        packed, scales = stored[node.input[1]], stored[node.input[2]]
+        packed, scales = stored[node.input[1]], stored[casts[node.input[2]]]
         codes = np.stack([packed & 15, packed >> 4], axis=-1).reshape(options["N"], -1, options["block_size"])
-        values = (codes.astype(np.float32) - 8) * scales.reshape(options["N"], -1, 1)
-        found[node.input[1].removesuffix(".codes")] = values.reshape(options["N"], -1)[:, : options["K"]]
+        values = (codes.astype(np.float32) - 8) * scales.astype(np.float32).reshape(options["N"], -1, 1)
+        values = values.reshape(options["N"], -1)[:, : options["K"]]
+        name = node.input[1].removesuffix(".codes")
+        if "+" not in name:
+            found[name] = values
+            continue
+        before, middle, after = re.fullmatch(r"(.*\.)([^.]*\+[^.]*)(\..*)", name).groups()
+        names = [f"{before}{part}{after}" for part in middle.split("+")]
+        ends = np.cumsum([sizes[each] for each in names])
+        assert ends[-1] == options["N"]
+        found |= dict(zip(names, np.split(values, ends[:-1]), strict=True))
     return found
+
+
+def _parts(path: Path) -> Any:
+    return inventory(json.loads((path.parent / "config.json").read_text()))
 
 
 def gguf_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -83,7 +102,8 @@ def run(opened: onnxruntime.InferenceSession, ids: np.ndarray, past: dict[str, n
 
 def quantized_transformers(checkpoint: Path, result: ExportResult) -> Any:
     """The transformers model with the weights that were decoded from the ONNX file put in."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    # Eager attention: torch's own leaves out Gemma 2's cap on the scores.
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
     parts = inventory(CheckpointSource(checkpoint).config)
     transposed = {matrix.name for matrix in parts.body if matrix.transposed}
     decoded = onnx_matrices(result.folder / "onnx" / "model.onnx")
@@ -112,9 +132,14 @@ def test_decoding_with_past_equals_running_everything_at_once(family, tiny_expor
     opened = session(tiny_export(family).folder / "onnx")
     batch = np.stack([IDS, IDS[::-1]])
     whole = run(opened, batch)["logits"]
-    first = run(opened, batch[:, :40])
-    second = run(opened, batch[:, 40:], first)["logits"]
-    assert np.abs(second - whole[:, 40:]).max() < 1e-4 * np.abs(whole).max()
+    past = run(opened, batch[:, :40])
+    # One token a step: that is what the attention operator takes from several sequences with a past.
+    for step in range(40, 48):
+        past = run(opened, batch[:, step : step + 1], past)
+        assert np.abs(past["logits"][:, 0] - whole[:, step]).max() < 1e-4 * np.abs(whole).max()
+    first = run(opened, batch[:1, :40])
+    second = run(opened, batch[:1, 40:], first)["logits"]
+    assert np.abs(second - whole[:1, 40:]).max() < 1e-4 * np.abs(whole).max()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -160,10 +185,11 @@ def test_tied_families_have_one_table_and_no_output_weight(family, tiny_export):
 
 def test_no_float_matrix_is_left_in_the_onnx_file(tiny_export):
     model = onnx.load(str(tiny_export("llama").folder / "onnx" / "model.onnx"))
+    halves = [t.name for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT16]
+    assert halves
+    assert all(name.endswith(".scales") for name in halves)
     floats = [t for t in model.graph.initializer if t.data_type == onnx.TensorProto.FLOAT]
-    scales = [t for t in floats if t.name.endswith(".scales")]
-    assert scales
-    assert all(np.prod(t.dims) <= 64 for t in floats if t not in scales)
+    assert all(np.prod(t.dims) <= 64 for t in floats)
 
 
 def test_an_untied_llama_exports_two_tables_and_says_so(tmp_path):

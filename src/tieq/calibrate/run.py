@@ -19,7 +19,16 @@ from tieq.errors import TieqError
 from tieq.progress import say
 from tieq.source.reference import ReferenceModel
 from tieq.source.tokenizer import TextTokenizer
-from tieq.text import CALIBRATION, SAMPLES, Corpus, Sequences, cut_sequences, default_corpus, monotonous_domains, token_shares
+from tieq.text import (
+    CALIBRATION,
+    SAMPLES,
+    Corpus,
+    Sequences,
+    cut_sequences,
+    default_corpus,
+    monotonous_domains,
+    token_shares,
+)
 
 _SEED = 0
 # What computes: another version may round differently, and a kept measurement has to be the one that would be made.
@@ -146,7 +155,9 @@ def _count_all(statistics: Statistics, wanted: Request, written: NDArray[np.int6
     domains = len(set(wanted.text.domains))
     own = np.bincount(written.reshape(-1), minlength=len(wanted.shares)) / max(written.size, 1)
     lookups = (domains * wanted.shares + own) / (domains + bool(written.size))
-    return dataclasses.replace(statistics, rows=dataclasses.replace(statistics.rows, lookups=lookups.astype(np.float32)))
+    return dataclasses.replace(
+        statistics, rows=dataclasses.replace(statistics.rows, lookups=lookups.astype(np.float32))
+    )
 
 
 def _samples(wanted: Request, model: ReferenceModel) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -1,23 +1,37 @@
-"""Write the ONNX container: float graph from optimum, quantized operators, one data file, tokenizer and config."""
+"""Write the ONNX container: a fused graph where the family is described, optimum's elsewhere; one data file."""
 
 from __future__ import annotations
 
-import shutil
+import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from tieq.errors import RefusedError
+from tieq.export import genai
 from tieq.export.onnx_graph import export_float_graph
 from tieq.progress import stage
 from tieq.quantize import QuantizedCheckpoint
-from tieq.source.reference import ReferenceModel
+from tieq.source.decoder import Decoder, decoder
+from tieq.source.reference import ReferenceModel, model_documents
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from tieq.export.onnx_data import DataFile
 
 MODEL, DATA = "model.onnx", "model.onnx.data"
-_SIDE_FILES = ("config.json", "generation_config.json")
+# The same graph with logits for the last position alone, over the same data: onnxruntime-genai reads from the shape
+# of the logits that it may ask for no others.
+GENERATE = "model_generate.onnx"
 _INLINE_BYTES = 16384
+_IR_VERSION, _OPSET = 10, 21
 
 
 def write_onnx(
-    model: ReferenceModel,
+    load: Callable[[], ReferenceModel],
+    config: dict[str, Any],
     checkpoint: QuantizedCheckpoint,
     folder: Path,
     *,
@@ -25,59 +39,98 @@ def write_onnx(
     logits: str,
     tied: bool,
     accuracy_level: int,
-) -> Path:
-    """Write ``model.onnx`` and ``model.onnx.data`` into ``folder``.
+    wanted: str = "fused",
+) -> tuple[Path, str]:
+    """Write ``model.onnx``, ``model.onnx.data`` and the model's configuration into ``folder``.
+
+    A fused graph has an optional input ``num_logits_to_keep``: how many of the last positions get logits, all where it
+    is not given or 0. ``model_generate.onnx`` keeps one.
 
     Args:
-        model: the float reference, for the graph only.
+        load: gives the float reference; called only for optimum's graph.
+        config: the text model's Hugging Face configuration.
         checkpoint: what was quantized.
         folder: an existing folder.
         lookup: parameter name of the lookup table in the model.
         logits: parameter name of the logits matrix in the model.
         tied: whether the lookup table plays the logits role too.
-        accuracy_level: see :class:`tieq.export.onnx_surgery.Surgeon`.
+        accuracy_level: see :class:`tieq.export.onnx_products.Products`.
+        wanted: ``fused``, or ``optimum`` for its graph of any model.
 
     Returns:
-        The path of the model file.
+        The path of the model file, and which graph it has: ``fused``, or ``optimum`` with the reason.
     """
     import onnx_ir as ir
     from onnx_ir.passes import common
 
     from tieq.export.onnx_data import DataFile
+    from tieq.export.onnx_decoder import DecoderGraph
+    from tieq.export.onnx_nodes import Nodes
+    from tieq.export.onnx_products import Products
     from tieq.export.onnx_surgery import Surgeon
 
-    target = folder / MODEL
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        with stage("ONNX: float graph (optimum)"):
-            export_float_graph(model, Path(scratch), checkpoint.matrices)
-        with stage("ONNX: quantized operators"), (folder / DATA).open("wb") as file:
-            graph_model = ir.load(Path(scratch) / MODEL)
-            graph_model.graph.opset_imports["com.microsoft"] = 1
-            data = DataFile(file, folder / DATA, graph_model.graph)
-            surgeon = Surgeon(
-                graph_model,
-                checkpoint,
-                data,
-                lookup=lookup,
-                logits=logits,
-                tied=tied,
-                accuracy_level=accuracy_level,
-            )
-            surgeon.operate()
-            common.RemoveUnusedNodesPass()(graph_model)
-            common.CommonSubexpressionEliminationPass()(graph_model)
-            data.move_out(_INLINE_BYTES)
-            _clean(graph_model)
-            file.flush()
-            ir.save(graph_model, target)
-        for name in _SIDE_FILES:
-            if (Path(scratch) / name).exists():
-                shutil.copy(Path(scratch) / name, folder / name)
-    return target
+    described, kind = _described(config, checkpoint) if wanted == "fused" else (None, "optimum (asked for)")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch, (folder / DATA).open("wb") as file:
+        if described is None:
+            with stage("ONNX: float graph (optimum)"):
+                export_float_graph(load(), Path(scratch), checkpoint.matrices)
+            model = ir.load(Path(scratch) / MODEL)
+            with stage("ONNX: quantized operators"):
+                data = DataFile(file, folder / DATA, model.graph)
+                model.graph.opset_imports["com.microsoft"] = 1
+                products = Products(data, checkpoint, accuracy_level)
+                Surgeon(model, checkpoint, products, lookup=lookup, logits=logits, tied=tied).operate()
+                common.RemoveUnusedNodesPass()(model)
+                common.CommonSubexpressionEliminationPass()(model)
+                _save(model, data, folder / MODEL)
+        else:
+            with stage("ONNX: fused graph"):
+                data = None
+                for name in (MODEL, GENERATE):
+                    model = _empty_model()
+                    data = DataFile(file, folder / DATA, model.graph, beside=data)
+                    DecoderGraph(
+                        described,
+                        Nodes(model.graph),
+                        Products(data, checkpoint, accuracy_level),
+                        checkpoint,
+                        lookup=lookup,
+                        logits=lookup if tied else logits,
+                        generate=name == GENERATE,
+                    ).build(int(config["vocab_size"]))
+                    _save(model, data, folder / name)
+    documents = model_documents(config)
+    if described is not None:
+        generation = json.loads(documents["generation_config.json"])
+        documents[genai.FILE] = json.dumps(genai.genai_config(described, config, generation, GENERATE), indent=2) + "\n"
+    for name, content in documents.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    return folder / MODEL, kind
 
 
-def _clean(model: object) -> None:
-    """Drop what would differ between machines or runs: tracer's source lines in node metadata."""
-    for node in model.graph:  # type: ignore[attr-defined]
+def _described(config: dict[str, Any], checkpoint: QuantizedCheckpoint) -> tuple[Decoder | None, str]:
+    """The record that the fused graph is built from; without one, the reason."""
+    try:
+        return decoder(config, {*checkpoint.matrices, *checkpoint.floats}), "fused"
+    except RefusedError as error:
+        return None, f"optimum ({error.what})"
+
+
+def _empty_model() -> ir.Model:
+    import onnx_ir as ir
+
+    imports = {"": _OPSET, "com.microsoft": 1}
+    graph = ir.Graph([], [], nodes=[], opset_imports=imports, name="decoder")
+    return ir.Model(graph, ir_version=_IR_VERSION, producer_name="tieq")
+
+
+def _save(model: ir.Model, data: DataFile, target: Path) -> None:
+    """Move what is large into the data file and write the model, without what would differ between machines or runs."""
+    import onnx_ir as ir
+
+    data.move_out(_INLINE_BYTES)
+    for node in model.graph:
         node.metadata_props.clear()
         node.doc_string = None
+    data.file.flush()
+    ir.save(model, target)

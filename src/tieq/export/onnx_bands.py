@@ -23,7 +23,10 @@ _SCATTER_ADD_OPSET = 16
 
 @dataclasses.dataclass(frozen=True)
 class BandViews:
-    """A band's initializers: codes in the ranks of both operators over one range of bytes, and where its rows are."""
+    """A band's initializers: codes in the ranks of both operators over one range of bytes, and where its rows are.
+
+    ``made`` are nodes that have to come before the first use.
+    """
 
     scheme: Scheme
     rows: int
@@ -33,6 +36,7 @@ class BandViews:
     scales: ir.Value
     row_map: ir.Value
     token_columns: ir.Value
+    made: list[ir.Node]
 
 
 def band_views(data: DataFile, prefix: str, band: Band, table_rows: int) -> BandViews:
@@ -52,15 +56,17 @@ def band_views(data: DataFile, prefix: str, band: Band, table_rows: int) -> Band
     packed, scales, token_columns = band.padded(table_rows)
     row_map = band.row_map(table_rows)
     rows, blocks, _ = packed.shape
+    made, wide = data.widened(f"{prefix}.scales", scales)
     return BandViews(
         scheme=scheme,
         rows=rows,
         columns=blocks * scheme.block,
         codes=data.initializer(f"{prefix}.codes", prefix, packed, packed.shape),
         lookup_codes=data.initializer(f"{prefix}.lookup_codes", prefix, packed, (rows, packed[0].size)),
-        scales=data.initializer(f"{prefix}.scales", f"{prefix}.scales", scales, scales.shape),
+        scales=wide,
         row_map=data.initializer(f"{prefix}.row_map", f"{prefix}.row_map", row_map, row_map.shape),
         token_columns=data.initializer(f"{prefix}.rows", f"{prefix}.rows", token_columns, token_columns.shape),
+        made=made,
     )
 
 
@@ -76,7 +82,7 @@ def refine_lookup(views: BandViews, ids: ir.Value | None, base: ir.Value) -> lis
     }
     inputs = [views.lookup_codes, wide.outputs[0], views.scales]
     residual = ir.node("GatherBlockQuantized", inputs, attributes=attributes, domain=CONTRIB)
-    return [place, wide, residual, ir.node("Add", [base, residual.outputs[0]])]
+    return [*views.made, place, wide, residual, ir.node("Add", [base, residual.outputs[0]])]
 
 
 def refine_product(views: BandViews, hidden: ir.Value | None, base: ir.Value, accuracy_level: int) -> list[ir.Node]:
@@ -92,4 +98,10 @@ def refine_product(views: BandViews, hidden: ir.Value | None, base: ir.Value, ac
     shape = ir.node("Shape", [product.outputs[0]])
     columns = ir.node("Expand", [views.token_columns, shape.outputs[0]])
     inputs = [base, columns.outputs[0], product.outputs[0]]
-    return [product, shape, columns, ir.node("ScatterElements", inputs, attributes={"axis": -1, "reduction": "add"})]
+    return [
+        *views.made,
+        product,
+        shape,
+        columns,
+        ir.node("ScatterElements", inputs, attributes={"axis": -1, "reduction": "add"}),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +24,17 @@ _TYPES = {
 }
 
 
+def joined(names: Sequence[str]) -> str:
+    """One name for matrices that stand one after the other: ``layers.0.self_attn.q_proj+k_proj+v_proj.weight``."""
+    if len(names) == 1:
+        return names[0]
+    parts = [name.split(".") for name in names]
+    length = next(at for at, piece in enumerate(zip(*parts, strict=True)) if len(set(piece)) > 1)
+    head = parts[0][:length]
+    own = ["+".join(piece) for piece in zip(*(part[len(head) : -1] for part in parts), strict=True)]
+    return ".".join([*head, *own, parts[0][-1]])
+
+
 class DataFile:
     """Appends payloads to the data file and registers initializers that point into it.
 
@@ -30,11 +42,13 @@ class DataFile:
         file: the data file, open for writing.
         path: its path, beside the model.
         graph: the graph whose initializers are made.
+        beside: the data file of another graph over the same file; payloads of the same name are not written again.
     """
 
-    def __init__(self, file: BinaryIO, path: Path, graph: ir.Graph) -> None:
+    def __init__(self, file: BinaryIO, path: Path, graph: ir.Graph, beside: DataFile | None = None) -> None:
         self.file, self.path, self.graph = file, path, graph
-        self._places: dict[str, tuple[int, int]] = {}
+        self._places: dict[str, tuple[int, int]] = {} if beside is None else beside._places
+        self._widened: dict[str, ir.Value] = {}
 
     def initializer(self, name: str, payload: str, values: NDArray[Any], shape: tuple[int, ...]) -> ir.Value:
         """An initializer over the bytes of ``payload``, which are written at their first use.
@@ -68,21 +82,30 @@ class DataFile:
         self.file.write(content.data)
         return offset, content.nbytes
 
-    def product_view(self, name: str, checkpoint: QuantizedCheckpoint) -> tuple[ir.Value, ir.Value]:
-        """Codes ``[rows, blocks, bytes]`` and float scales ``[rows, blocks]`` as MatMulNBits takes them."""
-        packed, scales = checkpoint.packed(name)
-        codes = self.initializer(f"{name}.codes", name, packed, packed.shape)
-        return codes, self._scales(name, scales)
+    def product_view(self, names: Sequence[str], checkpoint: QuantizedCheckpoint) -> ir.Value:
+        """Codes ``[rows, blocks, bytes]`` as MatMulNBits takes them; of several matrices one after the other."""
+        name = joined(names)
+        packed = np.concatenate([checkpoint.packed(each)[0] for each in names])
+        return self.initializer(f"{name}.codes", name, packed, packed.shape)
 
-    def lookup_view(self, name: str, checkpoint: QuantizedCheckpoint) -> tuple[ir.Value, ir.Value]:
-        """The same bytes as codes ``[rows, blocks * bytes]``, and the same scales, for GatherBlockQuantized."""
-        packed, scales = checkpoint.packed(name)
-        codes = self.initializer(f"{name}.lookup_codes", name, packed, (packed.shape[0], packed[0].size))
-        return codes, self._scales(name, scales)
+    def lookup_view(self, name: str, checkpoint: QuantizedCheckpoint) -> ir.Value:
+        """The same bytes as ``[rows, blocks * bytes]``, for GatherBlockQuantized."""
+        packed = checkpoint.packed(name)[0]
+        return self.initializer(f"{name}.lookup_codes", name, packed, (packed.shape[0], packed[0].size))
 
-    def _scales(self, name: str, scales: NDArray[np.float16]) -> ir.Value:
-        # The operators take the scales in the activations' type; widening fp16 changes no value.
-        return self.initializer(f"{name}.scales", f"{name}.scales", scales.astype(np.float32), scales.shape)
+    def scales(self, names: Sequence[str], checkpoint: QuantizedCheckpoint) -> tuple[list[ir.Node], ir.Value]:
+        """Float scales ``[rows, blocks]``: see :meth:`widened`."""
+        name = f"{joined(names)}.scales"
+        return self.widened(name, np.concatenate([checkpoint.packed(each)[1] for each in names]))
+
+    def widened(self, name: str, values: NDArray[np.float16]) -> tuple[list[ir.Node], ir.Value]:
+        """An initializer as it is, in fp16, and float32 behind a Cast: the node at the first use, and its value."""
+        if name in self._widened:
+            return [], self._widened[name]
+        stored = self.initializer(name, name, values, values.shape)
+        cast = ir.node("Cast", [stored], attributes={"to": int(ir.DataType.FLOAT)})
+        self._widened[name] = cast.outputs[0]
+        return [cast], cast.outputs[0]
 
     def matrix(self, name: str, checkpoint: QuantizedCheckpoint) -> ir.Value:
         """A matrix that was only cast: fp16 ``[rows, columns]``."""
@@ -98,7 +121,9 @@ class DataFile:
                 continue
             values = tensor.numpy()
             if values.nbytes >= minimum_bytes and values.dtype in _TYPES:
-                offset, length = self._append(values)
+                if name not in self._places:
+                    self._places[name] = self._append(values)
+                offset, length = self._places[name]
                 value.const_value = ir.ExternalTensor(
                     self.path.name,
                     offset,

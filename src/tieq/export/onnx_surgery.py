@@ -1,26 +1,17 @@
-"""Put quantized operators in the places of float ones: lookup, logits and body, on bytes that are stored once.
+"""Put quantized operators in the places of a traced graph's float ones: lookup, logits and body.
 
-Lookup becomes GatherBlockQuantized and every planned matrix product MatMulNBits. The two roles of a shared table
-are two initializer names over one range of bytes: the operators want different ranks, and a Reshape between them
-would be folded into a second table when the session starts. Row bands are added to both (``onnx_bands.py``).
-Source: ONNX Runtime ``docs/ContribOperators.md``.
+What the operators are and how the table stays single: see ``onnx_products.py``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import onnx_ir as ir
 
-from tieq.bands import band_prefix
-from tieq.codecs.schemes import SCHEMES, Scheme
 from tieq.errors import TieqError
-from tieq.export.onnx_bands import BandViews, band_views, refine_lookup, refine_product
-from tieq.export.onnx_data import DataFile
+from tieq.export.onnx_products import Products
 from tieq.quantize import QuantizedCheckpoint
-
-CONTRIB = "com.microsoft"
 
 
 class Surgeon:
@@ -29,25 +20,22 @@ class Surgeon:
     Args:
         model: the float graph.
         checkpoint: quantized matrices and float tensors.
-        data: where the packed bytes go.
+        products: makes the quantized operators.
         lookup: initializer name of the lookup table; ``logits`` of the logits matrix.
         tied: whether the lookup table plays the logits role too.
-        accuracy_level: MatMulNBits' attribute (4: int8 activations, 0: the input's own type).
     """
 
     def __init__(
         self,
         model: ir.Model,
         checkpoint: QuantizedCheckpoint,
-        data: DataFile,
+        products: Products,
         *,
         lookup: str,
         logits: str,
         tied: bool,
-        accuracy_level: int,
     ) -> None:
-        self.model, self.checkpoint, self.data = model, checkpoint, data
-        self.accuracy_level = accuracy_level
+        self.model, self.checkpoint, self.products = model, checkpoint, products
         # The exporter keeps one of the two names of a tied parameter; which one is its own affair.
         self._stored_as = {logits: lookup} if tied else {}
         self._done: set[str] = set()
@@ -90,24 +78,7 @@ class Surgeon:
         found = self._planned(node.inputs[0])
         if found is None or found[1]:
             return
-        name = found[0]
-        ids = node.inputs[1]
-        scheme = self.checkpoint.scheme(name)
-        if scheme in SCHEMES:
-            made = self._gather_quantized(name, SCHEMES[scheme], ids)
-        else:
-            table = self.data.matrix(name, self.checkpoint)
-            gathered = ir.node("Gather", [table, ids], attributes={"axis": 0})
-            made = [gathered, _to_float(gathered.outputs[0])]
-        self._replace(node, made, name)
-
-    def _gather_quantized(self, name: str, scheme: Scheme, ids: ir.Value | None) -> list[ir.Node]:
-        codes, scales = self.data.lookup_view(name, self.checkpoint)
-        attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": scheme.block, "bits": scheme.bits}
-        made = [ir.node("GatherBlockQuantized", [codes, ids, scales], attributes=attributes, domain=CONTRIB)]
-        for views in self._band_views(name):
-            made += refine_lookup(views, ids, made[-1].outputs[0])
-        return made
+        self._replace(node, self.products.lookup(found[0], node.inputs[1]), found[0])
 
     def _product(self, node: ir.Node) -> None:
         found = self._planned(node.inputs[1])
@@ -116,7 +87,7 @@ class Surgeon:
         name, transposed = found
         if not transposed:
             raise TieqError("is multiplied untransposed, which no quantized operator does.", where=name)
-        self._replace(node, self._multiply(name, node.inputs[0]), name)
+        self._replace(node, self.products.multiply(name, node.inputs[0]), name)
 
     def _gemm(self, node: ir.Node) -> None:
         """``Gemm(x, W, b)``: GPT-2's Conv1D stores W as ``[in, out]``, a Linear layer passes transB."""
@@ -124,36 +95,10 @@ class Surgeon:
         if found is None:
             return
         name = found[0]
-        made = self._multiply(name, node.inputs[0])
+        made = self.products.multiply(name, node.inputs[0])
         if len(node.inputs) > 2 and node.inputs[2] is not None:
             made.append(ir.node("Add", [made[-1].outputs[0], node.inputs[2]]))
         self._replace(node, made, name)
-
-    def _multiply(self, name: str, hidden: ir.Value | None) -> list[ir.Node]:
-        scheme = self.checkpoint.scheme(name)
-        if scheme not in SCHEMES:
-            weights = _to_float(self.data.matrix(name, self.checkpoint))
-            turned = ir.node("Transpose", [weights.outputs[0]], attributes={"perm": [1, 0]})
-            return [weights, turned, ir.node("MatMul", [hidden, turned.outputs[0]])]
-        geometry = SCHEMES[scheme]
-        codes, scales = self.data.product_view(name, self.checkpoint)
-        rows, blocks, _ = self.checkpoint.packed(name)[0].shape
-        attributes = {
-            "K": blocks * geometry.block,
-            "N": rows,
-            "bits": geometry.bits,
-            "block_size": geometry.block,
-            "accuracy_level": self.accuracy_level,
-        }
-        made = [ir.node("MatMulNBits", [hidden, codes, scales], attributes=attributes, domain=CONTRIB)]
-        for views in self._band_views(name):
-            made += refine_product(views, hidden, made[-1].outputs[0], self.accuracy_level)
-        return made
-
-    def _band_views(self, name: str) -> list[BandViews]:
-        rows = len(self.checkpoint.packed(name)[0])
-        bands = self.checkpoint.bands(name)
-        return [band_views(self.data, band_prefix(name, number), band, rows) for number, band in enumerate(bands)]
 
     def _replace(self, old: ir.Node, made: list[ir.Node], name: str) -> None:
         repeated: Counter[str] = Counter()
@@ -172,8 +117,3 @@ class Surgeon:
         graph.remove(old, safe=True)
         last.name = output_name
         self._done.add(name)
-
-
-def _to_float(value: ir.Value) -> ir.Node:
-    attributes: dict[str, Any] = {"to": int(ir.DataType.FLOAT)}
-    return ir.node("Cast", [value], attributes=attributes)

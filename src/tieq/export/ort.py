@@ -31,6 +31,7 @@ def write_ort(onnx_file: Path, folder: Path) -> Path:
     target = folder / MODEL
     with stage("ORT: convert"):
         model = onnx.load(str(onnx_file), load_external_data=False)
+        _widen_scales(model.graph, onnx_file.parent)
         for node in [node for node in model.graph.node if node.op_type == "GatherBlockQuantized"]:
             _read_by_blocks(model.graph, node)
         options = onnxruntime.SessionOptions()
@@ -47,6 +48,25 @@ def write_ort(onnx_file: Path, folder: Path) -> Path:
                 edited.name, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
             )
     return target
+
+
+def _widen_scales(graph: Any, folder: Path) -> None:
+    """Store scales in float32: with constant folding off, a Cast would run at every step."""
+    from onnx import TensorProto, numpy_helper
+
+    initializers = {tensor.name: tensor for tensor in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "Cast" and node.input[0] in initializers]:
+        stored = initializers[node.input[0]]
+        if stored.data_type != TensorProto.FLOAT16 or not stored.name.endswith(".scales"):
+            continue
+        values = numpy_helper.to_array(stored, str(folder)).astype(np.float32)
+        graph.initializer.remove(stored)
+        graph.initializer.append(numpy_helper.from_array(values, stored.name))
+        for reader in graph.node:
+            for at, name in enumerate(reader.input):
+                if name == node.output[0]:
+                    reader.input[at] = stored.name
+        graph.node.remove(node)
 
 
 def _read_by_blocks(graph: Any, node: Any) -> None:

@@ -102,7 +102,7 @@ class _OnnxSession:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._inputs = {item.name: item for item in session.get_inputs()}
-        self._rows = session.get_outputs()[0].shape[-1]
+        self._rows = next((item.shape[-1] for item in session.get_outputs() if item.name == "logits"), None)
 
     def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits ``[length, vocab]`` of one sequence."""

@@ -46,6 +46,7 @@ class Family:
     logits_divisor: str | None = None
     softcap: str | None = None
     defaults: dict[str, float] = dataclasses.field(default_factory=dict)
+    decoder: dict[str, Any] | None = None  # what its layers do beside the usual; see tieq.source.decoder
     gguf_can_share: bool = True  # False where llama.cpp's loader insists on an output.weight of its own
     gguf_partial_rotary: bool = False  # rope.dimension_count is a share of the head
     gguf_config: dict[str, str | list[str]] = dataclasses.field(default_factory=dict)

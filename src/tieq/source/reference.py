@@ -118,6 +118,37 @@ def default_tie(model_type: str) -> bool:
     return _ties(make_config({"model_type": model_type})) if known is None else known
 
 
+def model_documents(config: dict[str, Any]) -> dict[str, str]:
+    """``config.json`` and ``generation_config.json`` as transformers writes them beside a model."""
+    from transformers import GenerationConfig
+
+    made = make_config(config)
+    if made.architectures is None and (known := family(str(config["model_type"])).architecture):
+        made.architectures = [known]
+    with _quiet():
+        generation = GenerationConfig.from_model_config(made)
+        return {"config.json": made.to_json_string(), "generation_config.json": generation.to_json_string()}
+
+
+def rotary_frequencies(config: Any, base: float | None = None) -> tuple[str, NDArray[np.float32], float]:
+    """Kind, frequencies ``[rotary columns / 2]`` and scale of a configuration's rotary position embedding.
+
+    ``base`` asks for plain ones of another base (Gemma 3's sliding layers).
+    """
+    import copy
+
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = getattr(config, "rope_scaling", None) or {}
+    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if base is not None:
+        kind, config = "default", copy.deepcopy(config)
+        config.rope_theta, config.rope_scaling = base, None
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return kind, frequencies.float().numpy(), float(scale)
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     from transformers.utils import logging
@@ -162,8 +193,10 @@ def load_model(source: ModelSource, *, tied: bool, table: str | None = None) -> 
     from transformers.modeling_utils import no_init_weights
 
     config = make_config({**source.config, "tie_word_embeddings": tied})
+    # Torch's own attention drops the cap on the scores without a word.
+    attention = {"attn_implementation": "eager"} if getattr(config, "attn_logit_softcapping", None) else {}
     with no_init_weights(), _quiet():
-        model = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, torch_dtype=torch.float32, **attention)
     available = set(source.names())
     lookup, logits = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     for name, parameter in model.named_parameters():
