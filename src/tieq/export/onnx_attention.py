@@ -39,6 +39,7 @@ class SharedInputs:
         tables: cosines and sines of each kind of rotary embedding, ``[at least total, rotary columns / 2]`` float32.
         rows: the row in them of each position, ``[batch, length]`` int64.
         bias: what is added to the scores, ``[batch, 1, length, total]`` float32, or None.
+        now: the mask of the positions themselves, ``[batch, length]`` int64.
     """
 
     last_keys: ir.Value
@@ -46,6 +47,7 @@ class SharedInputs:
     tables: list[tuple[ir.Value, ir.Value]]
     rows: ir.Value
     bias: ir.Value | None
+    now: ir.Value
 
 
 def shared_inputs(
@@ -65,6 +67,8 @@ def shared_inputs(
     length = nodes("Shape", [positions], "attention/length", {"start": 1, "end": 2})
     most = nodes("Cast", [total], "attention/total32", {"to": INT32})
     shown = nodes("Cast", [mask], "attention/mask32", {"to": INT32})
+    from_end = nodes("Neg", [length], "attention/from_end")
+    now = nodes("Slice", [mask, from_end, nodes.shape(LAST), nodes.shape(1)], "attention/mask_now")
     bias = None
     if generate:
         keys = nodes("ReduceSum", [shown, nodes.shape(1)], "attention/shown", {"keepdims": 0})
@@ -73,7 +77,7 @@ def shared_inputs(
         rotated = _for_all(nodes, longest, positions, length)
     else:
         keys = nodes("Expand", [most, batch], "attention/keys")
-        rotated = _positions(nodes, mask, shown, positions, length)
+        rotated = _positions(nodes, now, shown, positions, length)
         bias = _mask_bias(nodes, mask, batch, length, total)
     tables, rows = _tables(nodes, decoder, rotated, total)
     one = nodes.constant("one32", np.array([1], np.int32))
@@ -83,6 +87,7 @@ def shared_inputs(
         tables=tables,
         rows=rows,
         bias=bias,
+        now=now,
     )
 
 
@@ -95,7 +100,7 @@ def _mask_bias(nodes: Nodes, mask: ir.Value, batch: ir.Value, length: ir.Value, 
     return nodes("Expand", [bias, extent], "attention/bias_by_query")
 
 
-def _positions(nodes: Nodes, mask: ir.Value, shown: ir.Value, positions: ir.Value, length: ir.Value) -> ir.Value:
+def _positions(nodes: Nodes, now: ir.Value, shown: ir.Value, positions: ir.Value, length: ir.Value) -> ir.Value:
     """Positions to rotate by wherever the padding is: those asked for, moved by the padding on the left.
 
     Rotations act through differences alone, so positions may count the padding on the left, in every step. Then all
@@ -103,8 +108,6 @@ def _positions(nodes: Nodes, mask: ir.Value, shown: ir.Value, positions: ir.Valu
     """
     padding = nodes("ArgMax", [shown], "attention/left_padding", {"axis": 1, "keepdims": 1})
     moved = nodes("Add", [positions, padding], "attention/moved")
-    from_end = nodes("Neg", [length], "attention/from_end")
-    now = nodes("Slice", [mask, from_end, nodes.shape(LAST), nodes.shape(1)], "attention/mask_now")
     is_token = nodes("Cast", [now], "attention/is_token", {"to": BOOL})
     tokens = nodes("Where", [is_token, moved, nodes.shape(_BEYOND)], "attention/tokens")
     agreed = nodes("ReduceMin", [tokens, nodes.shape(0)], "attention/agreed", {"keepdims": 1})

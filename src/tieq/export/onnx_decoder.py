@@ -58,8 +58,8 @@ class DecoderGraph:
         ids = add.input("input_ids", INT64, ["batch_size", "sequence_length"])
         mask = add.input("attention_mask", INT64, ["batch_size", "total_sequence_length"])
         positions = add.input("position_ids", INT64, ["batch_size", "sequence_length"])
-        kept = self._kept()
         self._shared = shared_inputs(self.nodes, self.decoder, mask, positions, generate=self._generate)
+        kept = self._kept(self._shared.now)
         stream = add.last(self.products.lookup(self._lookup, ids), "embed_tokens")
         stream = self._scaled(stream, self.decoder.lookup.multiplier, "embed_tokens/scale")
         normed, last = None, len(self.decoder.layers) - 1
@@ -71,11 +71,17 @@ class DecoderGraph:
         assert normed is not None
         self._head(normed, rows)
 
-    def _kept(self) -> ir.Value:
-        """Where the positions that get logits begin, counted from the end, ``[1]`` int64; 0 is the beginning."""
+    def _kept(self, now: ir.Value) -> ir.Value:
+        """Which positions get logits.
+
+        For generation the last token of each sequence, before the padding on its right: ``[batch, 1, 1]`` int64. Else
+        where they begin, counted from the end, ``[1]`` int64; 0 is the beginning.
+        """
         add = self.nodes
         if self._generate:
-            return add.shape(-1)
+            tokens = add("ReduceSum", [now, add.shape(1)], "logits/tokens", {"keepdims": 1})
+            last = add("Sub", [tokens, add.constant("one64", np.array(1, np.int64))], "logits/last")
+            return add("Unsqueeze", [last, add.shape(2)], "logits/index")
         number = add.constant(KEEP, np.array(0, np.int64))
         # An input with an initializer need not be given.
         add.graph.inputs.append(number)
@@ -219,9 +225,11 @@ class DecoderGraph:
         add.output(value, "logits", FLOAT, ["batch_size", kept, rows])
 
     def _from(self, value: ir.Value, start: ir.Value | None, name: str) -> ir.Value:
-        """The last positions of ``[batch, length, columns]``; all where there is no start."""
+        """The kept positions of ``[batch, length, columns]``; all where there is no start."""
         if start is None:
             return value
+        if self._generate:
+            return self.nodes("GatherND", [value, start], name, {"batch_dims": 1})
         return self.nodes("Slice", [value, start, self.nodes.shape(LAST), self.nodes.shape(1)], name)
 
     def _scaled(self, value: ir.Value, factor: float, name: str | None) -> ir.Value:

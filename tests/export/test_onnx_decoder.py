@@ -1,0 +1,223 @@
+"""The fused graph against transformers: every family, with and without a past, batches, padding on either side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import tiny
+import torch
+from transformers import AutoModelForCausalLM
+
+from tieq.quantize import QuantizedCheckpoint
+from tieq.source.decoder import decoder
+from tieq.source.reference import inventory
+
+DESCRIBED = sorted(set(tiny.FAMILIES) - {"gpt2"})
+LENGTH = 24
+
+
+def transformers_model(checkpoint: Path, folder: Path) -> Any:
+    """The float model with the decoded quantized weights in it."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    stored = QuantizedCheckpoint(folder / "quantized.safetensors")
+    model.load_state_dict({name: torch.from_numpy(stored.decode(name)) for name in stored.matrices}, strict=False)
+    model.tie_weights()
+    return model
+
+
+def open_graph(path: Path) -> Any:
+    """A session at accuracy level 0."""
+    import onnxruntime
+
+    model = onnx.load(str(path), load_external_data=False)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 0
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def positions_of(mask: np.ndarray) -> np.ndarray:
+    """Positions as transformers counts them under padding."""
+    return np.maximum(mask.cumsum(1) - 1, 0)
+
+
+def run(session: Any, ids: np.ndarray, mask: np.ndarray, past: dict[str, Any] | None = None, **more: Any) -> dict:
+    """One step."""
+    feed: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, **more}
+    feed["position_ids"] = positions_of(mask)[:, -ids.shape[1] :]
+    for item in session.get_inputs():
+        if item.name.startswith("past_key_values"):
+            empty = np.zeros((len(ids), item.shape[1], 0, item.shape[3]), np.float32)
+            feed[item.name] = empty if past is None else past[item.name.replace("past_key_values", "present")]
+    names = [item.name for item in session.get_outputs()]
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+def batch_of(count: int, padding: str) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask; the second and third sequence are padded by five and two tokens."""
+    ids = np.random.default_rng(count).integers(2, tiny.ROWS, (count, LENGTH))
+    mask = np.ones_like(ids)
+    for row, width in ((1, 5), (2, 2)):
+        if padding == "left":
+            mask[row, :width] = 0
+        if padding == "right":
+            mask[row, -width:] = 0
+    return ids, mask
+
+
+@pytest.fixture(params=DESCRIBED)
+def pair(request, tiny_export, tiny_checkpoint):
+    """The model in transformers and the artifact's folder."""
+    folder = tiny_export(request.param).folder
+    return transformers_model(tiny_checkpoint(request.param), folder), folder
+
+
+def expected_logits(model: Any, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Logits of transformers."""
+    tensors = {"attention_mask": mask, "position_ids": positions_of(mask)}
+    with torch.no_grad():
+        return model(torch.from_numpy(ids), **{k: torch.from_numpy(v) for k, v in tensors.items()}).logits.numpy()
+
+
+def test_the_described_families_get_a_fused_graph(tiny_export):
+    for family in tiny.FAMILIES:
+        kind = tiny_export(family).manifest["onnx_graph"]
+        assert kind == "fused" if family in DESCRIBED else kind.startswith("optimum (no layer description"), family
+
+
+@pytest.mark.parametrize(("count", "padding"), [(1, "none"), (3, "none"), (3, "left"), (3, "right")])
+def test_logits_equal_transformers(pair, count, padding):
+    model, folder = pair
+    ids, mask = batch_of(count, padding)
+    expected = expected_logits(model, ids, mask)
+    session = open_graph(folder / "onnx" / "model.onnx")
+    found = run(session, ids, mask)["logits"]
+    # float32 sums in another order come to 1e-6 of the range here; the bar for a graph is 1e-3.
+    assert np.abs(found - expected)[mask > 0].max() < 2e-5 * np.abs(expected).max()
+    if padding != "right":  # then the last column is no sequence's next token
+        past = run(session, ids[:, :-2], mask[:, :-2])
+        for step in (-2, -1):
+            end = None if step == -1 else step + 1
+            past = run(session, ids[:, step:end], mask[:, :end], past)
+            assert np.abs(past["logits"][:, 0] - expected[:, step]).max() < 2e-5 * np.abs(expected).max()
+
+
+def test_as_many_positions_get_logits_as_are_asked_for(pair):
+    _, folder = pair
+    ids, mask = batch_of(3, "left")
+    session = open_graph(folder / "onnx" / "model.onnx")
+    whole = run(session, ids, mask)["logits"]
+    for number in (1, 3, LENGTH):
+        kept = run(session, ids, mask, num_logits_to_keep=np.array(number))["logits"]
+        assert kept.shape == (3, number, tiny.ROWS)
+        assert np.abs(kept - whole[:, -number:]).max() < 1e-5 * np.abs(whole).max()
+
+
+def test_the_graph_for_generation_gives_the_last_positions_logits_from_the_same_bytes(pair):
+    _, folder = pair
+    ids, mask = batch_of(3, "none")
+    whole = run(open_graph(folder / "onnx" / "model.onnx"), ids, mask)
+    session = open_graph(folder / "onnx" / "model_generate.onnx")
+    assert session.get_outputs()[0].shape[1] == 1
+    kept = run(session, ids, mask)
+    assert np.abs(kept["logits"][:, 0] - whole["logits"][:, -1]).max() < 1e-5 * np.abs(whole["logits"]).max()
+
+
+def test_generation_takes_batches_padded_on_the_right(pair):
+    """As onnxruntime-genai feeds them: the padding stays in the mask, new tokens come after it."""
+    model, folder = pair
+    session = open_graph(folder / "onnx" / "model_generate.onnx")
+    ids, mask = batch_of(3, "right")
+    past = run(session, ids, mask)
+    lengths = mask.sum(1)
+    for step in range(3):
+        new = np.full((3, 1), 7 + step)
+        alone = [np.concatenate([ids[row, : lengths[row]], np.arange(7, 7 + step)])[None] for row in range(3)]
+        for row, sequence in enumerate(alone):
+            expected = expected_logits(model, sequence, np.ones_like(sequence))[0, -1]
+            assert np.abs(past["logits"][row, 0] - expected).max() < 2e-5 * np.abs(expected).max(), (step, row)
+        mask = np.concatenate([mask, np.ones((3, 1), np.int64)], axis=1)
+        past = run(session, new, mask, past)
+
+
+def test_both_graphs_read_the_same_places(tiny_export):
+    folder = tiny_export("llama").folder / "onnx"
+    places = []
+    for name in ("model.onnx", "model_generate.onnx"):
+        model = onnx.load(str(folder / name), load_external_data=False)
+        places.append({t.name: [(e.key, e.value) for e in t.external_data] for t in model.graph.initializer})
+    shared = set(places[0]) & set(places[1])
+    assert {"model.embed_tokens.weight.codes", "model.embed_tokens.weight.lookup_codes"} <= shared
+    assert all(places[0][name] == places[1][name] for name in shared)
+
+
+def test_long_rotary_scalings_are_left_to_optimum():
+    config = tiny.config("llama", rope_scaling={"rope_type": "dynamic", "factor": 2.0}).to_dict()
+    from tieq.errors import RefusedError
+
+    with pytest.raises(RefusedError, match="depend on the length"):
+        decoder(config, inventory(config).shapes)
+
+
+def test_llama_3_scaling_is_carried(tmp_path):
+    from tieq.pipeline import export
+
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    }
+    checkpoint = tiny.save(tmp_path / "scaled", rope_scaling=scaling)
+    result = export(str(checkpoint), tiny.recipe(), tmp_path / "out", ("onnx",))
+    assert result.manifest["onnx_graph"] == "fused"
+    ids, mask = batch_of(1, "none")
+    expected = expected_logits(transformers_model(checkpoint, result.folder), ids, mask)
+    found = run(open_graph(result.folder / "onnx" / "model.onnx"), ids, mask)["logits"]
+    assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+def test_onnxruntime_genai_loads_the_folder_and_writes_the_same_tokens(tiny_export):
+    import onnxruntime_genai as genai
+
+    folder = tiny_export("llama").folder / "onnx"
+    model = genai.Model(str(folder))
+    settings = genai.GeneratorParams(model)
+    settings.set_search_options(max_length=LENGTH + 8, do_sample=False)
+    generator = genai.Generator(model, settings)
+    prompt = batch_of(1, "none")[0][0]
+    generator.append_tokens(prompt.astype(np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    written = list(generator.get_sequence(0))[LENGTH:]
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    ids, ends = prompt.tolist(), json.loads((folder / "genai_config.json").read_text())["model"]["eos_token_id"]
+    ours: list[int] = []
+    while len(ours) < 8 and (not ours or ours[-1] != ends):
+        row = np.array([ids + ours])
+        ours.append(int(run(session, row, np.ones_like(row))["logits"][0, -1].argmax()))
+    assert written == ours
+
+
+def test_optimum_loads_the_folder_and_generates_from_a_padded_batch(tiny_export):
+    from optimum.onnxruntime import ORTModelForCausalLM
+
+    folder = tiny_export("llama").folder / "onnx"
+    model = ORTModelForCausalLM.from_pretrained(folder, file_name="model.onnx")
+    ids, mask = batch_of(3, "left")
+    settings = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    both = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+    found = model.generate(**both, **settings)[:, LENGTH:].numpy()
+    alone = torch.from_numpy(ids[1:2, 5:])
+    assert np.array_equal(found[1], model.generate(alone, **settings)[0, alone.shape[1] :].numpy())
