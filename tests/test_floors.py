@@ -26,6 +26,7 @@ FLOORS: dict[str, int] = {
     "progress": 0,
     "artifact": 1,
     "kept": 1,
+    "tensor_file": 1,
     "codecs": 1,
     "metrics": 1,
     "source": 1,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tieq import artifact, text
 from tieq.calibrate import Calibration, Request, calibrate, request, usable_cache
 from tieq.prepare import Job, prepare
-from tieq.progress import stage
+from tieq.progress import say, stage
 from tieq.quantize import BodyRun, QuantizedCheckpoint, quantize
 from tieq.recipe import Precision, Recipe, Sampling, dump_recipe
 from tieq.records import TieGraph
@@ -27,6 +27,7 @@ from tieq.source.tie import arithmetic
 from tieq.source.tokenizer import TOKENIZER_FILES, TextTokenizer
 from tieq.validate.run import Validation, validate
 
+NOTHING_RUN = "nothing was run: the structure is proved, KL and what else a runtime measures are not known."
 # Calibration tokens that the body is solved on: more of them gained nothing in a model of 135 M parameters.
 BODY_TOKENS = 8192
 
@@ -81,14 +82,19 @@ def export(
     job = prepare(model, recipe, formats, tie=tie, keep_body=keep_body, choices=choices)
     artifact.check_source(out, job.source.path)
     wanted = calibration_request(job, calibration_text)
-    with stage("reference model"):
-        reference = load_model(job.source, tied=job.graph.tied, table=job.table)
-    evaluated = make_sequences(job.source, job.tokenizer, job.graph.rows, evaluation_text, recipe.evaluation)
+    # Loaded where something is run: an export without calibration and evaluation never holds the float model.
+    reference = Deferred(lambda: load_model(job.source, tied=job.graph.tied, table=job.table))
+    evaluated = None
+    if recipe.evaluation is not None:
+        evaluated = make_sequences(job.source, job.tokenizer, job.graph.rows, evaluation_text, recipe.evaluation)
+    else:
+        job = dataclasses.replace(job, notes=(*job.notes, NOTHING_RUN))
+        say(f"note: {NOTHING_RUN}")
     with artifact.staged(out) as folder:
         found = (
             None
             if wanted is None
-            else calibrate_job(job, wanted, lambda: reference, full=None if choices is None else True, cache=cache)
+            else calibrate_job(job, wanted, reference.get, full=None if choices is None else True, cache=cache)
         )
         if found is not None:
             about = {"text_sha256": calibration_text.sha256, "tokens_sha256": found.sequences.sha256}
@@ -98,15 +104,15 @@ def export(
         checkpoint_path = folder / "quantized.safetensors"
         statistics = None if found is None else found.statistics
         in_order = found is not None and recipe.effort == "best"
-        body = BodyRun(reference, found.sequences.spread(BODY_TOKENS)) if found is not None and in_order else None
+        body = BodyRun(reference.get(), found.sequences.spread(BODY_TOKENS)) if found is not None and in_order else None
         quantize(job.source, job.plan, job.floats, checkpoint_path, statistics, job.parts.logits, body)
         checkpoint_path.chmod(0o644)
-        files, onnx_graph = _write_containers(job, reference, QuantizedCheckpoint(checkpoint_path), folder)
+        files, onnx_graph = _write_containers(job, reference.get, QuantizedCheckpoint(checkpoint_path), folder)
         validation = validate(
             files,
             sequences=evaluated,
             allowed=allowed_ids(job.tokenizer, job.graph.rows),
-            reference=reference.logits,
+            reference=lambda ids: reference.get().logits(ids),
             gates=recipe.gates,
             expect_tied=job.graph.tied,
             input_file=None if job.kept is None else job.kept.path,
@@ -114,10 +120,27 @@ def export(
         calibrated = None if found is None else describe_sequences(found.sequences, calibration_text)
         used = {
             "calibration": calibrated or {"description": "none"},
-            "evaluation": describe_sequences(evaluated, evaluation_text),
+            "evaluation": (
+                {"description": "none"} if evaluated is None else describe_sequences(evaluated, evaluation_text)
+            ),
         }
         manifest, checks = _finish(job, folder, validation, used, onnx_graph)
     return ExportResult(out, manifest, checks)
+
+
+class Deferred:
+    """The float model, loaded when it is first asked for."""
+
+    def __init__(self, load: Callable[[], ReferenceModel]) -> None:
+        self._load = load
+        self._model: ReferenceModel | None = None
+
+    def get(self) -> ReferenceModel:
+        """The model."""
+        if self._model is None:
+            with stage("reference model"):
+                self._model = self._load()
+        return self._model
 
 
 def allowed_ids(tokenizer: TextTokenizer | None, rows: int) -> NDArray[np.bool_]:
@@ -208,7 +231,7 @@ def graph_json(source: ModelSource, graph: TieGraph) -> dict[str, Any]:
 
 
 def _write_containers(
-    job: Job, model: ReferenceModel, checkpoint: QuantizedCheckpoint, folder: Path
+    job: Job, load: Callable[[], ReferenceModel], checkpoint: QuantizedCheckpoint, folder: Path
 ) -> tuple[list[Path], str | None]:
     from tieq.export.gguf import write_gguf
     from tieq.export.gguf_keep import write_kept_gguf
@@ -219,7 +242,7 @@ def _write_containers(
     if {"onnx", "ort"} & set(job.plan.formats):
         (folder / "onnx").mkdir()
         onnx_file, graph = write_onnx(
-            lambda: model,
+            load,
             job.source.config,
             checkpoint,
             folder / "onnx",

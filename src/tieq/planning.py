@@ -33,7 +33,7 @@ from tieq.prepare import Job, prepare
 from tieq.probe import whole_costs
 from tieq.progress import counter, say, stage
 from tieq.quantize import BodyRun, QuantizedCheckpoint, quantize
-from tieq.recipe import Precision, Recipe
+from tieq.recipe import Precision, Recipe, Sampling
 from tieq.source.locate import open_source
 from tieq.source.reference import ReferenceModel, load_model
 from tieq.study import write_study
@@ -96,7 +96,9 @@ def plan(
     factors: dict[str, float] = {}
     costs: dict[str, float] = {}
     if measured:
-        evaluated = make_sequences(job.source, job.tokenizer, job.graph.rows, evaluation_text, recipe.evaluation)
+        evaluated = make_sequences(
+            job.source, job.tokenizer, job.graph.rows, evaluation_text, recipe.evaluation or Sampling()
+        )
         body = BodyRun(reference, found.sequences.spread(BODY_TOKENS)) if recipe.effort == "best" else None
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / "quantized.safetensors"

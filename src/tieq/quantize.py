@@ -24,7 +24,7 @@ from tieq.bands import Band, band_prefix, encode_bands
 from tieq.calibrate import Statistics, usable_importance
 from tieq.codecs import ggml
 from tieq.codecs.schemes import SCHEMES, Codes, Scales, dequantize, unpack_codes
-from tieq.encoding import decode, encode
+from tieq.encoding import Tensors, decode, encode
 from tieq.errors import RefusedError, TieqError
 from tieq.plan import Plan
 from tieq.progress import counter
@@ -32,8 +32,12 @@ from tieq.records import Decision
 from tieq.sequential import solve_body
 from tieq.source.base import ModelSource
 from tieq.source.reference import ReferenceModel
+from tieq.tensor_file import TensorFile
 
 FORMAT_VERSION = 1
+# Type, shape and offsets of a tensor in a safetensors header, and the endings of its name.
+_ENTRY_BYTES = 200
+_CHECKED_ROWS = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,42 +71,44 @@ def quantize(
     Raises:
         RefusedError: if a matrix holds NaN or infinity; its rows are listed.
     """
-    from safetensors.numpy import save_file
-
-    work = _Work(source, statistics, logits)
-    for decision in plan.tables:
-        work.do(decision)
-    if body is not None and any(decision.role == "body" for decision in plan.decisions):
-        _solve_in_order(work, plan, body)
-    # What no decoder layer holds, or all of the body.
-    rest = [decision for decision in plan.decisions if decision.name not in work.done]
-    if rest:
-        with counter("body", sum(d.rows * d.columns for d in rest) // 1_000_000 or 1, "million weights") as advance:
-            ready = 0
-            for decision in rest:
-                work.do(decision)
-                ready += decision.rows * decision.columns
-                advance(ready // 1_000_000)
-                ready %= 1_000_000
-    tensors = work.tensors
-    for name in floats:
-        values = np.ascontiguousarray(source.read(name))
-        refuse_bad_rows(name, values.reshape(len(values), -1))
-        tensors[name] = values
     header = {
         "version": FORMAT_VERSION,
         "tensors": {decision.name: _header_entry(decision) for decision in plan.decisions},
     }
-    save_file(dict(sorted(tensors.items())), path, metadata={"tieq": json.dumps(header, sort_keys=True)})
+    metadata = {"tieq": json.dumps(header, sort_keys=True)}
+    # An entry of the header for each tensor, of which a matrix has up to two and a row band three.
+    names = [name for d in plan.decisions for name in [d.name] * (2 + 3 * len(d.bands))] + floats
+    room = 2 * len(metadata["tieq"]) + sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
+    with TensorFile(path, room) as file:
+        work = _Work(source, statistics, logits, file)
+        for decision in plan.tables:
+            work.do(decision)
+        if body is not None and any(decision.role == "body" for decision in plan.decisions):
+            _solve_in_order(work, plan, body)
+        # What no decoder layer holds, or all of the body.
+        rest = [decision for decision in plan.decisions if decision.name not in work.done]
+        if rest:
+            with counter("body", sum(d.rows * d.columns for d in rest) // 1_000_000 or 1, "million weights") as advance:
+                ready = 0
+                for decision in rest:
+                    work.do(decision)
+                    ready += decision.rows * decision.columns
+                    advance(ready // 1_000_000)
+                    ready %= 1_000_000
+        for name in floats:
+            values = np.ascontiguousarray(source.read(name))
+            refuse_bad_rows(name, values.reshape(len(values), -1))
+            file.add(name, values)
+        file.close(metadata)
 
 
 class _Work:
-    """Encodes matrices one by one and keeps the result."""
+    """Encodes matrices one by one and writes the result."""
 
-    def __init__(self, source: ModelSource, statistics: Statistics | None, logits: str) -> None:
-        self._source, self._statistics, self._logits = source, statistics, logits
-        self.tensors: dict[str, NDArray[Any]] = {}
+    def __init__(self, source: ModelSource, statistics: Statistics | None, logits: str, file: TensorFile) -> None:
+        self._source, self._statistics, self._logits, self._file = source, statistics, logits, file
         self.done: set[str] = set()
+        self.stored_lookup: Tensors = {}
 
     def read(self, decision: Decision) -> NDArray[np.float32]:
         """Weights ``[rows, columns]`` of the source, refused where they are not finite."""
@@ -120,9 +126,12 @@ class _Work:
             self.encode(decision, weights, importance)
             return
         with counter(f"{decision.role} ({decision.scheme})", decision.rows, "rows") as advance:
-            base = self.encode(decision, weights, importance, advance)
+            made = self.encode(decision, weights, importance, advance)
         if decision.bands:
-            self.tensors.update(encode_bands(decision, weights, base, known, importance))
+            for name, values in encode_bands(decision, weights, decode(decision, made), known, importance).items():
+                self._file.add(name, values)
+        if decision.role in ("table", "lookup"):
+            self.stored_lookup = made
 
     def encode(
         self,
@@ -130,12 +139,13 @@ class _Work:
         weights: NDArray[np.float32],
         importance: NDArray[np.float32] | None,
         advance: Callable[[int], None] = lambda rows: None,
-    ) -> NDArray[np.float32]:
-        """Quantize given weights; returns them decoded, without row bands."""
+    ) -> Tensors:
+        """Quantize given weights; returns what is stored, without row bands."""
         made = encode(decision, weights, importance, advance)
-        self.tensors.update(made)
+        for name, values in made.items():
+            self._file.add(name, values)
         self.done.add(decision.name)
-        return decode(decision, made)
+        return made
 
 
 def _solve_in_order(work: _Work, plan: Plan, body: BodyRun) -> None:
@@ -143,12 +153,12 @@ def _solve_in_order(work: _Work, plan: Plan, body: BodyRun) -> None:
     for decision in planned.values():
         work.read(decision)  # a bad row is refused under its own name, before it spoils every later input
     # One body serves all containers, so it is solved for the table without row bands, which all of them have.
-    lookup = decode(plan.tables[0], work.tensors)
+    lookup = decode(plan.tables[0], work.stored_lookup)
     solve_body(
         body.model,
         body.ids,
         lookup,
-        lambda name, weights, cost: work.encode(planned[name], weights, usable_importance(cost)),
+        lambda name, weights, cost: decode(planned[name], work.encode(planned[name], weights, usable_importance(cost))),
     )
 
 
@@ -165,7 +175,8 @@ def refuse_bad_rows(name: str, weights: NDArray[np.float32]) -> None:
     Raises:
         RefusedError: with the matrix's name and its bad rows.
     """
-    bad = np.flatnonzero(~np.isfinite(weights).all(axis=1))
+    pieces = (weights[start : start + _CHECKED_ROWS] for start in range(0, len(weights), _CHECKED_ROWS))
+    bad = np.flatnonzero(np.concatenate([~np.isfinite(piece).all(axis=1) for piece in pieces]))
     if bad.size:
         shown = ", ".join(map(str, bad[:8])) + (" ..." if bad.size > 8 else "")
         raise RefusedError(
@@ -183,11 +194,13 @@ class QuantizedCheckpoint:
     def __init__(self, path: Path) -> None:
         from safetensors import SafetensorError, safe_open
 
+        self._path = str(path)
         try:
-            self._file = safe_open(str(path), framework="numpy")
-            header = json.loads(self._file.metadata()["tieq"])
+            with safe_open(self._path, framework="numpy") as file:
+                header, names = json.loads(file.metadata()["tieq"]), list(file.keys())
             version = header["version"]
             self._schemes: dict[str, str] = {name: entry["scheme"] for name, entry in header["tensors"].items()}
+            self._extents = {name: (entry["rows"], entry["columns"]) for name, entry in header["tensors"].items()}
             self._bands: dict[str, list[str]] = {
                 name: [band["scheme"] for band in entry.get("bands", [])] for name, entry in header["tensors"].items()
             }
@@ -198,8 +211,15 @@ class QuantizedCheckpoint:
         suffixes = (".codes", ".scales", ".ggml")
         rows = {f"{band_prefix(name, k)}.rows" for name, bands in self._bands.items() for k in range(len(bands))}
         others = rows.union(self._schemes)
-        names = self._file.keys()
         self.floats = [name for name in names if name not in others and not name.endswith(suffixes)]
+
+    def _get(self, name: str) -> NDArray[Any]:
+        from safetensors import safe_open
+
+        # A new mapping each time: what an older one has touched would stay resident until the end.
+        with safe_open(self._path, framework="numpy") as file:
+            values: NDArray[Any] = file.get_tensor(name)
+            return values
 
     @property
     def matrices(self) -> list[str]:
@@ -210,6 +230,10 @@ class QuantizedCheckpoint:
         """Scheme of a quantized matrix."""
         return self._schemes[name]
 
+    def extent(self, name: str) -> tuple[int, int]:
+        """Rows and columns of a quantized matrix."""
+        return self._extents[name]
+
     def codes(self, name: str) -> tuple[Codes, Scales]:
         """Codes ``[rows, blocks, block]`` and scales of an integer-scheme matrix."""
         packed, scales = self.packed(name)
@@ -217,14 +241,14 @@ class QuantizedCheckpoint:
 
     def packed(self, name: str) -> tuple[NDArray[np.uint8], Scales]:
         """Packed codes ``[rows, blocks, bytes]`` in ONNX bit order, and scales."""
-        return self._file.get_tensor(f"{name}.codes"), self._file.get_tensor(f"{name}.scales")
+        return self._get(f"{name}.codes"), self._get(f"{name}.scales")
 
     def bands(self, name: str) -> tuple[Band, ...]:
         """Row bands of a table, the most worthwhile rows first; none for other matrices."""
         found = []
         for number, scheme in enumerate(self._bands[name]):
             prefix = band_prefix(name, number)
-            rows, packed, scales = (self._file.get_tensor(f"{prefix}.{key}") for key in ("rows", "codes", "scales"))
+            rows, packed, scales = (self._get(f"{prefix}.{key}") for key in ("rows", "codes", "scales"))
             found.append(Band(scheme, rows, packed, scales))
         return tuple(found)
 
@@ -235,12 +259,12 @@ class QuantizedCheckpoint:
             return SCHEMES[scheme].pack_gguf(*self.codes(name))
         if scheme == "f16":
             return np.ascontiguousarray(self.tensor(name)).view(np.uint8)
-        rows: NDArray[np.uint8] = self._file.get_tensor(f"{name}.ggml")
+        rows: NDArray[np.uint8] = self._get(f"{name}.ggml")
         return rows
 
     def tensor(self, name: str) -> NDArray[Any]:
         """A float tensor, or the fp16 values of a matrix that was only cast."""
-        values: NDArray[Any] = self._file.get_tensor(name)
+        values: NDArray[Any] = self._get(name)
         return values
 
     def decode(self, name: str) -> NDArray[np.float32]:

@@ -111,7 +111,9 @@ class Recipe(_Strict):
     logits: Precision | None = None
     body: Precision = Precision()
     calibration: Sampling | None = Field(None, description="text to calibrate on; by default as the effort wants")
-    evaluation: Sampling = Sampling(sequences=8, length=256)
+    evaluation: Sampling | None = Field(
+        Sampling(sequences=8, length=256), description="text to run beside the float model; null to run nothing"
+    )
     gates: Gates = Gates()
     onnx: OnnxOptions = OnnxOptions()
     gguf: GgufOptions = GgufOptions()

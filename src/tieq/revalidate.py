@@ -121,7 +121,7 @@ def _validate_artifact(
     tokenizer_folder = source.tokenizer_folder()
     tokenizer = None if tokenizer_folder is None else TextTokenizer(tokenizer_folder, str(source.path))
     corpus = text.file_corpus(texts) if texts else text.default_corpus(text.EVALUATION)
-    sequences = make_sequences(source, tokenizer, graph.rows, corpus, sampling or recipe.evaluation)
+    sequences = make_sequences(source, tokenizer, graph.rows, corpus, sampling or recipe.evaluation or Sampling())
     found = validate(
         files,
         sequences=sequences,

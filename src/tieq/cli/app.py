@@ -72,6 +72,9 @@ def export(
         bool, typer.Option("--no-cache", help="Calibrate again, and keep nothing. [env var: TIEQ_NO_CACHE]")
     ] = False,
     text: Annotated[list[Path] | None, typer.Option(help="Text file to evaluate on; repeatable.")] = None,
+    no_evaluation: Annotated[
+        bool, typer.Option("--no-evaluation", help="Prove the files' structure and run nothing.")
+    ] = False,
     pre_tokenizer: Annotated[
         str | None, typer.Option(help="llama.cpp pre-tokenizer, where it is not recognized.")
     ] = None,
@@ -79,7 +82,14 @@ def export(
 ) -> None:
     """Quantize once, write the containers, validate them."""
     from tieq.budget import Budget
-    from tieq.cli.options import budget_recipe, build_budget, build_recipe, check_formats, default_out
+    from tieq.cli.options import (
+        budget_recipe,
+        build_budget,
+        build_recipe,
+        check_formats,
+        default_out,
+        without_evaluation,
+    )
     from tieq.cli.show import show_export
     from tieq.pipeline import export as run
     from tieq.planning import export_choices, read_plan
@@ -94,6 +104,8 @@ def export(
         planned = read_plan(plan)
         budget, containers = Budget(**planned["budget"]), containers or tuple(planned["formats"])
     chosen = budget_recipe(build_recipe(bits, effort, recipe, pre_tokenizer, keep_body), budget)
+    if no_evaluation:
+        chosen = without_evaluation(chosen, budget, texts=bool(text))
     where = out or default_out(model, chosen, keep_body)
     choices = export_choices(
         model,

@@ -78,6 +78,19 @@ def budget_recipe(recipe: Recipe, budget: Budget) -> Recipe:
     return _checked(Recipe, {**recipe.model_dump(), "name": name, "description": "", "gates": gates})
 
 
+def without_evaluation(recipe: Recipe, budget: Budget, *, texts: bool) -> Recipe:
+    """The recipe with nothing to run.
+
+    Raises:
+        TieqError: if something else on the command line asks for a run.
+    """
+    if texts or budget.kl is not None:
+        raise TieqError(
+            f"--no-evaluation and {'--text' if texts else '--max-kl'} exclude each other.", todo="Give one of them."
+        )
+    return recipe.model_copy(update={"evaluation": None})
+
+
 def build_budget(target_size: str | None, max_kl: float | None, others: dict[str, bool]) -> Budget:
     """The budget of the command line.
 
@@ -160,7 +173,8 @@ def build_sampling(path: Path, sequences: int | None, length: int | None) -> Sam
     if not given:
         return None
     own = path / "recipe.yaml"
-    base = load_recipe(own).evaluation.model_dump() if own.exists() else {}
+    kept = load_recipe(own).evaluation if own.exists() else None
+    base = {} if kept is None else kept.model_dump()
     return _checked(Sampling, {**base, **given})
 
 

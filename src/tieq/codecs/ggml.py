@@ -78,6 +78,12 @@ def bits_per_weight(name: str) -> float:
     return 8.0 * float(traits.type_size) / float(traits.blck_size)
 
 
+def row_bytes(name: str, columns: int) -> int:
+    """Bytes of a row of a type."""
+    traits = _traits(name)
+    return columns // int(traits.blck_size) * int(traits.type_size)
+
+
 def requires_importance(name: str) -> bool:
     """Whether ggml refuses to encode the type without importance weights."""
     _traits(name)

@@ -47,14 +47,21 @@ def write_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, folder: Path
             writer.add_key_value(key, entry.value, gguf.GGUFValueType(entry.kind), sub_type=element)
         writer.add_file_type(_FILE_TYPES.get(body, _GUESSED))
         for name in [*checkpoint.matrices, *checkpoint.floats]:
-            rows, kind = tensor_rows(checkpoint, layout, name)
+            shape, stored_type, kind = tensor_info(checkpoint, layout, name)
             dtype = gguf.GGMLQuantizationType(ggml.GGML_TYPES[kind])
-            writer.add_tensor(layout.placements[name].name, rows, raw_dtype=dtype)
-        for name, values in sorted(layout.extras.items()):
-            writer.add_tensor(name, np.ascontiguousarray(values, dtype=np.float32))
+            size = int(np.prod(shape)) * stored_type.itemsize
+            writer.add_tensor_info(layout.placements[name].name, shape, stored_type, size, raw_dtype=dtype)
+        extras = {name: np.ascontiguousarray(values, np.float32) for name, values in sorted(layout.extras.items())}
+        for name, values in extras.items():
+            writer.add_tensor_info(name, values.shape, values.dtype, values.nbytes)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        writer.write_ti_data_to_file()
+        # One tensor in memory at a time.
+        for name in [*checkpoint.matrices, *checkpoint.floats]:
+            writer.write_tensor_data(tensor_rows(checkpoint, layout, name)[0])
+        for values in extras.values():
+            writer.write_tensor_data(values)
         writer.close()
     return path
 
@@ -68,3 +75,14 @@ def tensor_rows(checkpoint: QuantizedCheckpoint, layout: GgufLayout, name: str) 
         return (rows if place.rows is None else rows[place.rows]), checkpoint.scheme(name)
     values = place.to_gguf(checkpoint.tensor(name))
     return np.ascontiguousarray(values, dtype=np.float32), "f32"
+
+
+def tensor_info(
+    checkpoint: QuantizedCheckpoint, layout: GgufLayout, name: str
+) -> tuple[tuple[int, ...], np.dtype[Any], str]:
+    """Shape and type of :func:`tensor_rows`' array, and its ggml type, without packing a matrix."""
+    if name not in checkpoint.matrices:
+        values, kind = tensor_rows(checkpoint, layout, name)
+        return values.shape, values.dtype, kind
+    scheme, (rows, columns) = checkpoint.scheme(name), checkpoint.extent(name)
+    return (rows, ggml.row_bytes(scheme, columns)), np.dtype(np.uint8), scheme

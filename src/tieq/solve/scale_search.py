@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from tieq.solve.grid import (
     clip_to_reach,
     nearest_steps,
     round_to_grid,
-    signed_extreme,
     span_scales,
     to_half,
 )
@@ -59,34 +57,42 @@ def scale_search(
 
     def solve(start: int) -> None:
         piece = slice(start, start + step)
-        codes[piece], scales[piece] = _solve_piece(blocks[piece], scheme, weighting)
+        found = (
+            _search_affine(blocks[piece], scheme, weighting)
+            if scheme.affine
+            else (_search_symmetric(blocks[piece], scheme, weighting))
+        )
+        codes[piece], scales[piece] = found
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(solve, range(0, rows, step)))
     return codes, scales
 
 
-def _solve_piece(blocks: Blocks, scheme: Scheme, weighting: NDArray[np.float32] | None) -> tuple[Codes, Scales]:
+def _search_symmetric(blocks: Blocks, scheme: Scheme, weighting: NDArray[np.float32] | None) -> tuple[Codes, Scales]:
+    from tieq.solve.scale_kernels import search
+
+    rows, count, block = blocks.shape
+    flat = np.ascontiguousarray(clip_to_reach(blocks, scheme).reshape(-1, block))
+    weights = np.ones((1, block), np.float32) if weighting is None else np.ascontiguousarray(weighting, np.float32)
+    steps = np.array(scheme.code_range, np.float32) - np.float32(scheme.zero_point)
+    ends = np.concatenate([end * LANDINGS[scheme.bits] for end in steps])
+    codes, scales = np.empty(flat.shape, np.uint8), np.empty(len(flat), np.float32)
+    search(flat, weights, ends, steps, _REFITS[False] if scheme.bits < 8 else 0, codes, scales)
+    codes += np.uint8(scheme.code_range[0])
+    return codes.reshape(blocks.shape), scales.astype(np.float16).reshape(rows, count)
+
+
+def _search_affine(blocks: Blocks, scheme: Scheme, weighting: NDArray[np.float32] | None) -> tuple[Codes, Scales]:
     blocks = clip_to_reach(blocks, scheme)
-    best_scale = np.zeros((*blocks.shape[:2], 2) if scheme.affine else blocks.shape[:2], dtype=np.float16)
+    best_scale = np.zeros((*blocks.shape[:2], 2), dtype=np.float16)
     best_error = _error(blocks, best_scale, scheme, weighting)
-    for scale in _candidates(blocks, scheme):
-        _keep_better(blocks, scale, scheme, weighting, best_scale, best_error)
-    for _ in range(_REFITS[scheme.affine] if scheme.bits < 8 else 0):
+    for below, above in TRIMS:
+        _keep_better(blocks, span_scales(blocks, scheme, below, above), scheme, weighting, best_scale, best_error)
+    for _ in range(_REFITS[True]):
         refitted = _least_squares(blocks, best_scale, scheme, weighting)
         _keep_better(blocks, refitted, scheme, weighting, best_scale, best_error)
     return round_to_grid(blocks, best_scale, scheme), best_scale
-
-
-def _candidates(blocks: Blocks, scheme: Scheme) -> Iterator[Scales]:
-    if scheme.affine:
-        for below, above in TRIMS:
-            yield span_scales(blocks, scheme, below, above)
-        return
-    extreme = signed_extreme(blocks)
-    for end in (float(end - scheme.zero_point) for end in scheme.code_range):
-        for landing in LANDINGS[scheme.bits]:
-            yield to_half(extreme / np.float32(end * landing))
 
 
 def _keep_better(
@@ -103,16 +109,15 @@ def _keep_better(
     best_error[better] = error[better]
 
 
-def _gap(blocks: Blocks, steps: Blocks, scale: Scales, scheme: Scheme) -> Blocks:
-    gap = steps * -(scale[..., :1] if scheme.affine else scale[..., None]).astype(np.float32)
+def _gap(blocks: Blocks, steps: Blocks, scale: Scales) -> Blocks:
+    gap = steps * -scale[..., :1].astype(np.float32)
     gap += blocks
-    if scheme.affine:
-        gap -= scale[..., 1:].astype(np.float32)
+    gap -= scale[..., 1:].astype(np.float32)
     return gap
 
 
 def _error(blocks: Blocks, scale: Scales, scheme: Scheme, weighting: NDArray[np.float32] | None) -> NDArray[np.float32]:
-    gap = _gap(blocks, nearest_steps(blocks, scale, scheme), scale, scheme)
+    gap = _gap(blocks, nearest_steps(blocks, scale, scheme), scale)
     gap *= gap
     if weighting is not None:
         gap *= weighting
@@ -124,11 +129,8 @@ def _least_squares(blocks: Blocks, scale: Scales, scheme: Scheme, weighting: NDA
     steps = nearest_steps(blocks, scale, scheme)
     weighted = steps if weighting is None else steps * weighting
     power = (weighted * steps).sum(axis=-1)
-    if not scheme.affine:
-        fitted = np.divide((weighted * blocks).sum(axis=-1), power, out=np.zeros_like(power), where=power > 0)
-        return to_half(fitted)
     # Changes of scale and minimum against the old ones: a minimum far from zero would swamp the sums of the weights.
-    gap = _gap(blocks, steps, scale, scheme)
+    gap = _gap(blocks, steps, scale)
     ones = np.ones_like(blocks) if weighting is None else np.broadcast_to(weighting, blocks.shape)
     total, cross = ones.sum(axis=-1), weighted.sum(axis=-1)
     gain, gain_of_one = (weighted * gap).sum(axis=-1), (ones * gap).sum(axis=-1)

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,8 @@ from tieq.source.base import GgufLayout, ModelSource, text_config
 from tieq.source.converter import Converter
 
 INDEX = "model.safetensors.index.json"
+# Weights that are read at a time.
+_PIECE_WEIGHTS = 1 << 24
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -35,7 +36,7 @@ class CheckpointSource(ModelSource):
         self.full_config = read_json(path / "config.json")
         self.config = text_config(self.full_config, str(path / "config.json"))
         self._refuse_quantized()
-        self._handles: dict[Path, Any] = {}
+        self._opened: list[Path] = []
         self._stored: dict[str, tuple[Path, TensorInfo]] = {}
         for shard in self._shards():
             self._open(shard)
@@ -104,7 +105,7 @@ class CheckpointSource(ModelSource):
                 where=str(shard),
                 todo="The file is truncated or damaged; download it again.",
             ) from error
-        self._handles[shard] = handle
+        self._opened.append(shard)
         for name in handle.keys():  # noqa: SIM118  safe_open is no mapping
             view = handle.get_slice(name)
             shape, dtype = tuple(view.get_shape()), view.get_dtype()
@@ -167,10 +168,18 @@ class CheckpointSource(ModelSource):
 
     def read_role(self, info: TensorInfo, rows: slice = slice(None)) -> NDArray[np.float32]:
         """Rows of a stored tensor as float32."""
-        shard = self._stored[info.name][0]
-        # safetensors refuses a slice that ends beyond the tensor.
-        values = self._handles[shard].get_slice(info.name)[slice(*rows.indices(info.shape[0]))]
-        return np.ascontiguousarray(values, dtype=np.float32)
+        from safetensors import safe_open
+
+        shard = str(self._stored[info.name][0])
+        start, stop, _ = rows.indices(info.shape[0])
+        found = np.empty((max(stop - start, 0), *info.shape[1:]), np.float32)
+        step = max(1, _PIECE_WEIGHTS // max(info.parameters // info.shape[0], 1))
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            # A new mapping each time: what an older one has touched would stay resident until the end.
+            with safe_open(shard, framework="numpy") as file:
+                found[first - start : last - start] = file.get_slice(info.name)[first:last]
+        return found
 
     def parameters(self) -> int:
         """Number of stored parameters, all tensors."""
@@ -206,7 +215,7 @@ class CheckpointSource(ModelSource):
     def fingerprint(self) -> str:
         """SHA-256 over ``config.json`` and every shard, in order of name."""
         digest = hashlib.sha256()
-        for path in [self.path / "config.json", *sorted(self._handles)]:
+        for path in [self.path / "config.json", *sorted(self._opened)]:
             with contextlib.ExitStack() as stack:
                 file = stack.enter_context(path.open("rb"))
                 while block := file.read(1 << 22):
