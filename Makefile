@@ -13,7 +13,7 @@ test test-full: export HF_HUB_OFFLINE := 1
 test test-full demo: export TOKENIZERS_PARALLELISM := false
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check lint format types floors clean
+.PHONY: help setup demo test test-full bench check lint format types floors clean
 
 help: ## Show the targets
 	@echo "Targets (each installs what it needs into .venv first):"
@@ -31,6 +31,9 @@ test: setup ## Run the tests but the slow ones
 
 test-full: setup ## Run all tests
 	$(BIN)/python -m pytest
+
+bench: setup ## Speed and memory beside the peers, about 40 minutes; writes docs/benchmarks.md
+	$(BIN)/python -m benchmarks.speed
 
 check: lint types floors ## Lint, format, types and architecture, changing nothing
 

@@ -2,8 +2,8 @@
 
     python -m benchmarks.random_checkpoint llama-3.2-1b FOLDER
 
-The tokenizer is SmolLM2's, whose ids every table here has. Weights are normal with a standard deviation of 0.02, the same
-in every run.
+The tokenizer is SmolLM2's, whose ids every table here has. Weights are normal with a standard deviation of 0.02, the
+same in every run.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ _SHAPES = {
     "llama-3.2-1b": (2048, 8192, 16, 32, 8, 128256),
     "llama-3.2-3b": (3072, 8192, 28, 24, 8, 128256),
 }
+
+
+def parameters(shape: str) -> int:
+    """Parameters of a shape, the table counted once."""
+    hidden, inner, layers, heads, kv_heads, rows = _SHAPES[shape]
+    attention = hidden * hidden * 2 + 2 * hidden * (hidden // heads) * kv_heads
+    return rows * hidden + layers * (attention + 3 * hidden * inner + 2 * hidden) + hidden
 
 
 def write(shape: str, folder: Path) -> int:

@@ -1,0 +1,192 @@
+"""Speed and memory beside the peers, all in one go: `make bench`. Writes docs/benchmarks.md and its figures as JSON.
+
+    python -m benchmarks.speed --work FOLDER --page docs/benchmarks.md --out benchmarks/results.json
+
+Files of ours and of the peers run alternately, each in a process of its own, on two threads; rates are medians with the
+quartiles over rounds, and a ratio is the median of the rounds' ratios. The machine has to be idle otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import random_checkpoint, table_memory
+from benchmarks.speed import page, peers
+from benchmarks.speed.command import Cost, run
+from tieq.report.manifest import versions
+from tieq.source.locate import open_source
+from tieq.source.reference import load_model
+from tieq.source.tie import table_name, tie_graph
+
+HERE = Path(__file__).parent
+TIEQ = Path(sys.executable).parent / "tieq"
+SIZES = ("135m", "500m", "llama-3.2-1b", "llama-3.2-3b")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.speed", description=__doc__)
+    parser.add_argument("--work", type=Path, default=Path("artifacts/bench"))
+    parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results.json"))
+    parser.add_argument("--rounds", type=int, default=11)
+    arguments = parser.parse_args()
+    begun = time.perf_counter()
+    found: dict[str, Any] = {"versions": versions("numba", "llama-cpp-python"), "peers": list(peers.PACKAGES)}
+    found["machine"] = {"processor": _processor(), "cores": os.cpu_count()}
+    for step in (_prepare, _exports, _streaming, _decode, _memory, _start_up):
+        said = time.perf_counter()
+        step(arguments.work, found, arguments.rounds)
+        print(f"{step.__name__.strip('_')}: {time.perf_counter() - said:.0f} s", file=sys.stderr, flush=True)
+    found["minutes"] = (time.perf_counter() - begun) / 60
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    arguments.page.write_text(page.text(found), encoding="utf-8")
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def _prepare(work: Path, found: dict[str, Any], rounds: int) -> None:
+    """Checkpoints that both sides start from."""
+    work.mkdir(parents=True, exist_ok=True)
+    if not (work / "smollm2" / "config.json").exists():
+        source = open_source("smollm2-135m")
+        graph = tie_graph(source)
+        source.config["vocab_size"], source.config["tie_word_embeddings"] = graph.rows, graph.tied
+        model = load_model(source, tied=graph.tied, table=table_name(source, graph))
+        model.module.save_pretrained(work / "smollm2")
+        folder = source.tokenizer_folder()
+        assert folder is not None
+        for file in folder.glob("tokenizer*"):
+            (work / "smollm2" / file.name).write_bytes(file.read_bytes())
+    for size in SIZES:
+        if not (work / size / "config.json").exists():
+            random_checkpoint.write(size, work / size)
+
+
+def _tieq(model: str | Path, out: Path) -> Cost:
+    return run([TIEQ, "export", "--model", model, "--bits", "4", "--effort", "quick", "--no-evaluation", "--out", out])
+
+
+def _exports(work: Path, found: dict[str, Any], rounds: int) -> None:
+    """Our files and the peers', with what making them took."""
+    python = peers.environment(work / "peers")
+    made = {"tieq smollm2": _tieq(work / "smollm2", work / "out-smollm2")}
+    made["tieq gemma"] = _tieq("gemma-3-270m", work / "out-gemma")
+    made["builder smollm2"] = peers.build_int4(python, work / "smollm2", work / "builder-smollm2")
+    made["builder 1b"] = peers.build_int4(python, work / "llama-3.2-1b", work / "builder-1b")
+    peers.quantize(open_source("smollm2-135m").path, work / "smollm2-q4_0.gguf")
+    peers.quantize(open_source("gemma-3-270m").path, work / "gemma-q4_0.gguf")
+    try:
+        folder = work / "gemma"
+        source = open_source("gemma-3-270m")
+        model = load_model(source, tied=True, table=table_name(source, tie_graph(source)))
+        model.module.save_pretrained(folder)
+        peers.build_int4(python, folder, work / "builder-gemma")
+        found["builder on gemma"] = "built"
+    except RuntimeError as error:
+        found["builder on gemma"] = str(error).strip().splitlines()[-1]
+    found["exports"] = {name: {"seconds": cost.seconds, "peak": cost.peak} for name, cost in made.items()}
+
+
+def _streaming(work: Path, found: dict[str, Any], rounds: int) -> None:
+    """The export of random checkpoints by size, and llama.cpp's converter and quantizer on the 1B shape."""
+    rows = {}
+    for size in SIZES:
+        cost = _tieq(work / size, work / f"out-{size}")
+        rows[size] = {"seconds": cost.seconds, "peak": cost.peak, "parameters": random_checkpoint.parameters(size)}
+    found["streaming"] = rows
+    whole, small = work / "1b.gguf", work / "1b-q4_0.gguf"
+    steps = [peers.convert(work / "llama-3.2-1b", whole), peers.quantize(whole, small)]
+    found["llama.cpp 1b"] = {
+        "convert": steps[0].seconds,
+        "quantize": steps[1].seconds,
+        "peak": max(step.peak for step in steps),
+        "bytes": small.stat().st_size,
+    }
+    whole.unlink()
+
+
+def _decode(work: Path, found: dict[str, Any], rounds: int) -> None:
+    """Decode and prefill, alternating."""
+    python = work / "peers" / "bin" / "python"
+    genai = {
+        "smollm2": (work / "out-smollm2" / "onnx", work / "builder-smollm2"),
+        "1b": (work / "out-llama-3.2-1b" / "onnx", work / "builder-1b"),
+    }
+    for name, folders in genai.items():
+        for what in ("decode", "prefill"):
+            count = rounds if name == "smollm2" else max(3, rounds // 2)
+            found[f"onnx {what} {name}"] = _alternate(
+                [[python, HERE / "run_genai.py", f, what] for f in folders], count
+            )
+    found["onnx decode gemma"] = _alternate(
+        [[python, HERE / "run_genai.py", work / "out-gemma" / "onnx", "decode"]], max(3, rounds // 2)
+    )
+    gguf = {
+        "smollm2": (work / "out-smollm2" / "gguf" / "model.gguf", work / "smollm2-q4_0.gguf"),
+        "gemma": (work / "out-gemma" / "gguf" / "model.gguf", work / "gemma-q4_0.gguf"),
+    }
+    for name, files in gguf.items():
+        found[f"gguf decode {name}"] = _alternate([[sys.executable, HERE / "run_gguf.py", f] for f in files], rounds)
+    found["bytes"] = {
+        str(path.relative_to(work)): _size(path)
+        for path in (*(f for pair in genai.values() for f in pair), *(f for pair in gguf.values() for f in pair))
+    }
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of a folder's model: data and the graph that is run."""
+    if path.is_file():
+        return path.stat().st_size
+    document = json.loads((path / "genai_config.json").read_text())
+    name = document["model"]["decoder"]["filename"]
+    return sum((path / file).stat().st_size for file in (name, "model.onnx.data"))
+
+
+def _alternate(commands: list[list[Any]], rounds: int) -> dict[str, Any]:
+    """Measure commands in turn; the first is ours, the second the peer's."""
+    taken: list[list[dict[str, float]]] = [[] for _ in commands]
+    for number in range(rounds):
+        order = range(len(commands)) if number % 2 == 0 else reversed(range(len(commands)))
+        for at in order:
+            taken[at].append(json.loads(run(commands[at]).output.strip().splitlines()[-1]))
+    key = "rate" if "rate" in taken[0][0] else "seconds"
+    sides = []
+    for rows in taken:
+        values = [row[key] for row in rows]
+        low, middle, high = statistics.quantiles(values, n=4)
+        sides.append({"median": middle, "low": low, "high": high, "peak": statistics.median(r["peak"] for r in rows)})
+    made: dict[str, Any] = {"unit": key, "rounds": rounds, "sides": sides}
+    if len(sides) == 2:
+        pairs = [a[key] / b[key] for a, b in zip(*taken, strict=True)]
+        made["ratio"] = statistics.median(pairs if key == "rate" else [1 / pair for pair in pairs])
+        made["peak_ratio"] = sides[0]["peak"] / sides[1]["peak"]
+    return made
+
+
+def _memory(work: Path, found: dict[str, Any], rounds: int) -> None:
+    """The shared table alone."""
+    found["table"] = table_memory.measure()
+
+
+def _start_up(work: Path, found: dict[str, Any], rounds: int) -> None:
+    """Medians of five starts."""
+    commands = {"tieq --help": [TIEQ, "--help"], "tieq inspect (1B)": [TIEQ, "inspect", work / "llama-3.2-1b"]}
+    costs = {name: [run(command) for _ in range(5)] for name, command in commands.items()}
+    found["start-up"] = {
+        name: {"seconds": statistics.median(c.seconds for c in each), "peak": max(c.peak for c in each)}
+        for name, each in costs.items()
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""docs/benchmarks.md from the measured figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_WHAT = ("decode", "prefill")
+
+
+def text(found: dict[str, Any]) -> str:
+    """The page."""
+    machine = found["machine"]
+    lines = [
+        "# Speed and memory",
+        "",
+        (f"`make bench` wrote this page in {found['minutes']:.0f} minutes on {machine['cores']} cores of "
+        f"{machine['processor']}: ours and the peers' files alternately, each in a process of its own, two threads. "
+        "Rates are medians with quartiles over rounds; a ratio is the median of the rounds' ratios, above 1 where tieq is "
+        "faster. Peak is resident memory, mapped files included."),
+        "",
+        "Versions: " + ", ".join(f"{name} {value}" for name, value in found["versions"].items())
+        + "; the builder in an environment with " + ", ".join(found["peers"]) + ".",
+        "",
+        "## ONNX, both in onnxruntime-genai",
+        "",
+        ("tieq `--bits 4` beside the builder's `-p int4 -e cpu` (int4 table too). The 1B model has the shape of Llama "
+        "3.2 1B and random weights. Decode: 96 tokens after a prompt of 32; prefill: 512 tokens and the first new one."),
+        "",
+        "| model | what | tieq | builder | ratio | peak, tieq | peak, builder | peak ratio |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]  # fmt: skip
+    labels = {"smollm2": "SmolLM2-135M", "1b": "1B shape"}
+    lines += [_row(labels[name], what, found[f"onnx {what} {name}"]) for name in labels for what in _WHAT]
+    gemma = found["onnx decode gemma"]["sides"][0]
+    lines += [
+        "",
+        (
+            f"Gemma 3 270M decodes at {gemma['median']:.1f} tokens/s ({gemma['low']:.1f} to {gemma['high']:.1f}) with a "
+            f"peak of {gemma['peak'] / 1e6:.0f} MB; the builder on the same checkpoint: `{found['builder on gemma']}`."
+        ),
+        "",
+        "## GGUF, both in llama.cpp",
+        "",
+        "tieq `--bits 4` beside llama.cpp's own Q4_0 of the same file, whose table is Q8_0.",
+        "",
+        "| model | what | tieq | llama.cpp Q4_0 | ratio | peak, tieq | peak, llama.cpp | peak ratio |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        _row("SmolLM2-135M", "decode", found["gguf decode smollm2"]),
+        _row("Gemma 3 270M", "decode", found["gguf decode gemma"]),
+        "",
+        "| file | bytes |",
+        "| --- | --- |",
+        *(f"| {name} | {size / 1e6:.2f} MB |" for name, size in found["bytes"].items()),
+        "",
+        "## One table in memory",
+        "",
+        (
+            f"A 4-bit table of 128,256 x 2,048 ({found['table']['table_bytes'] / 1e6:.0f} MB with float32 scales) in a "
+            "default session: resident memory that it adds after one step, less what the same session adds with 64 rows "
+            "(`python -m benchmarks.table_memory`)."
+        ),
+        "",
+        "| layout | added | of the table | anonymous | step |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, row in found["table"]["layouts"].items():
+        lines.append(
+            f"| {name} | {row['added'] / 1e6:.0f} MB | {row['of_table']:.2f} x | {row['anonymous'] / 1e6:.0f} MB "
+            f"| {1000 * row['step']:.1f} ms |"
+        )
+    lines += _exports(found)
+    return "\n".join(lines) + "\n"
+
+
+def _row(label: str, what: str, found: dict[str, Any]) -> str:
+    unit = "tokens/s" if found["unit"] == "rate" else "s"
+    digits = 1 if unit == "tokens/s" else 2
+    cells = [
+        f"{side['median']:.{digits}f} {unit} ({side['low']:.{digits}f} to {side['high']:.{digits}f})"
+        for side in found["sides"]
+    ]
+    peaks = [f"{side['peak'] / 1e6:.0f} MB" for side in found["sides"]]
+    return "| " + " | ".join(
+        [label, what, *cells, f"{found['ratio']:.2f}", *peaks, f"{found['peak_ratio']:.2f}"]
+    ) + " |"  # fmt: skip
+
+
+def _exports(found: dict[str, Any]) -> list[str]:
+    peer = found["llama.cpp 1b"]
+    own = found["streaming"]["llama-3.2-1b"]
+    total = peer["convert"] + peer["quantize"]
+    lines = [
+        "",
+        "## Exports",
+        "",
+        "`tieq export --bits 4 --effort quick --no-evaluation` on random bf16 checkpoints: ONNX and GGUF, both proved.",
+        "",
+        "| checkpoint | parameters | seconds | seconds a billion | peak |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, row in found["streaming"].items():
+        each = row["seconds"] / row["parameters"] * 1e9
+        size, peak = f"{row['parameters'] / 1e6:,.0f} M", f"{row['peak'] / 1e9:.2f} GB"
+        lines.append(f"| {name} | {size} | {row['seconds']:.1f} | {each:.0f} | {peak} |")
+    return [
+        *lines,
+        "",
+        (
+            f"llama.cpp's converter and quantizer on the 1B checkpoint: {peer['convert']:.1f} s and {peer['quantize']:.1f} "
+            f"s ({total:.1f} s together, peak {peer['peak'] / 1e9:.2f} GB) for one GGUF file of {peer['bytes'] / 1e6:.0f} "
+            f"MB; tieq takes {own['seconds'] / total:.2f} times that for both containers."
+        ),
+        "",
+        "| start-up | seconds | peak |",
+        "| --- | --- | --- |",
+        *(
+            f"| `{name}` | {row['seconds']:.2f} | {row['peak'] / 1e6:.0f} MB |"
+            for name, row in found["start-up"].items()
+        ),
+    ]
