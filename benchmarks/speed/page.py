@@ -15,7 +15,8 @@ def text(found: dict[str, Any]) -> str:
         "",
         (f"`make bench` wrote this page in {found['minutes']:.0f} minutes on {machine['cores']} cores of "
         f"{machine['processor']}: ours and the peers' files alternately, each in a process of its own, two threads. "
-        "Rates are medians with quartiles over rounds; a ratio is the median of the rounds' ratios, above 1 where tieq is "
+        "Rates are medians with quartiles over rounds; a ratio is the median of the rounds' ratios, above 1 where "
+        "tieq is "
         "faster. Peak is resident memory, mapped files included."),
         "",
         "Versions: " + ", ".join(f"{name} {value}" for name, value in found["versions"].items())
@@ -35,7 +36,8 @@ def text(found: dict[str, Any]) -> str:
     lines += [
         "",
         (
-            f"Gemma 3 270M decodes at {gemma['median']:.1f} tokens/s ({gemma['low']:.1f} to {gemma['high']:.1f}) with a "
+            f"Gemma 3 270M decodes at {gemma['median']:.1f} tokens/s ({gemma['low']:.1f} to {gemma['high']:.1f}) "
+            "with a "
             f"peak of {gemma['peak'] / 1e6:.0f} MB; the builder on the same checkpoint: `{found['builder on gemma']}`."
         ),
         "",
@@ -56,7 +58,8 @@ def text(found: dict[str, Any]) -> str:
         "",
         (
             f"A 4-bit table of 128,256 x 2,048 ({found['table']['table_bytes'] / 1e6:.0f} MB with float32 scales) in a "
-            "default session: resident memory that it adds after one step, less what the same session adds with 64 rows "
+            "default session: resident memory that it adds after one step, less what the same session adds with 64 "
+            "rows "
             "(`python -m benchmarks.table_memory`)."
         ),
         "",
@@ -106,8 +109,10 @@ def _exports(found: dict[str, Any]) -> list[str]:
         *lines,
         "",
         (
-            f"llama.cpp's converter and quantizer on the 1B checkpoint: {peer['convert']:.1f} s and {peer['quantize']:.1f} "
-            f"s ({total:.1f} s together, peak {peer['peak'] / 1e9:.2f} GB) for one GGUF file of {peer['bytes'] / 1e6:.0f} "
+            f"llama.cpp's converter and quantizer on the 1B checkpoint: {peer['convert']:.1f} s and "
+            f"{peer['quantize']:.1f} "
+            f"s ({total:.1f} s together, peak {peer['peak'] / 1e9:.2f} GB) for one GGUF file of "
+            f"{peer['bytes'] / 1e6:.0f} "
             f"MB; tieq takes {own['seconds'] / total:.2f} times that for both containers."
         ),
         "",
