@@ -23,7 +23,7 @@ def test_two_exports_are_byte_identical(family, tiny_checkpoint, tiny_export, tm
     first = digests(tiny_export(family).folder)
     again = export(str(tiny_checkpoint(family)), tiny.recipe(), tmp_path / "again")
     assert digests(again.folder) == first
-    assert "onnx/model.onnx.data" in first
+    assert "onnx/model.onnx_data" in first
 
 
 def test_a_second_export_into_the_same_folder_leaves_no_stale_bytes(tiny_checkpoint, tmp_path):

@@ -80,7 +80,7 @@ def is_shared(result: ExportResult) -> bool:
 
 def container_bytes(result: ExportResult) -> dict[str, bytes]:
     """The containers' bytes by file name."""
-    names = ("onnx/model.onnx", "onnx/model.onnx.data", "gguf/model.gguf")
+    names = ("onnx/model.onnx", "onnx/model.onnx_data", "gguf/model.gguf")
     return {name: (result.folder / name).read_bytes() for name in names}
 
 

@@ -149,7 +149,7 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     document = json.loads((path / "genai_config.json").read_text())
     name = document["model"]["decoder"]["filename"]
-    return sum((path / file).stat().st_size for file in (name, "model.onnx.data"))
+    return sum((path / file).stat().st_size for file in (name, "model.onnx_data"))
 
 
 def _alternate(commands: list[list[Any]], rounds: int) -> dict[str, Any]:

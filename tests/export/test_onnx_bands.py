@@ -169,7 +169,7 @@ def test_two_exports_with_bands_are_byte_identical(banded_export, tiny_checkpoin
 
     again = export(str(tiny_checkpoint()), tiny.banded_recipe(), tmp_path / "again", ("onnx", "ort", "gguf"))
     assert own(again.folder) == own(banded_export().folder)
-    assert {"onnx/model.onnx", "onnx/model.onnx.data", "quantized.safetensors"} <= set(own(again.folder))
+    assert {"onnx/model.onnx", "onnx/model.onnx_data", "quantized.safetensors"} <= set(own(again.folder))
 
 
 def test_a_band_of_all_rows_is_no_copy(tiny_checkpoint, tmp_path):

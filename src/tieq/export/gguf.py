@@ -14,6 +14,8 @@ from tieq.quantize import QuantizedCheckpoint
 from tieq.source.base import GgufLayout
 
 MODEL = "model.gguf"
+# For `ollama create NAME -f Modelfile`; Ollama takes template and parameters from the file's metadata.
+MODELFILE = ("Modelfile", f"FROM ./{MODEL}\n")
 _ARCHITECTURE, _FILE_TYPE = "general.architecture", "general.file_type"
 # llama.cpp's LlamaFileType of a file whose body is of the scheme; 1024 marks a guess for mixtures.
 _FILE_TYPES = {
@@ -24,7 +26,7 @@ _GUESSED = 1024
 
 
 def write_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, folder: Path, body: str) -> Path:
-    """Write ``model.gguf`` into ``folder``.
+    """Write ``model.gguf`` and Ollama's ``Modelfile`` into ``folder``.
 
     Args:
         checkpoint: quantized matrices and float tensors.
@@ -63,6 +65,7 @@ def write_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, folder: Path
         for values in extras.values():
             writer.write_tensor_data(values)
         writer.close()
+    (folder / MODELFILE[0]).write_text(MODELFILE[1], encoding="utf-8")
     return path
 
 

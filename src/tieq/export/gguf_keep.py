@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq.codecs import ggml
-from tieq.export.gguf import MODEL, tensor_rows
+from tieq.export.gguf import MODEL, MODELFILE, tensor_rows
 from tieq.progress import stage
 from tieq.quantize import QuantizedCheckpoint
 from tieq.source.base import GgufLayout
@@ -52,6 +52,7 @@ def write_kept_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, source:
             for data, _ in tensors.values():
                 file.write(np.ascontiguousarray(data).data)
                 _pad(file, source.alignment)
+    (folder / MODELFILE[0]).write_text(MODELFILE[1], encoding="utf-8")
     return path
 
 

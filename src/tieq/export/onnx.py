@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from tieq.export.onnx_data import DataFile
 
-MODEL, DATA = "model.onnx", "model.onnx.data"
+# The names that optimum and Transformers.js look for.
+MODEL, DATA = "model.onnx", "model.onnx_data"
 # The same graph with logits for the last position alone, over the same data: onnxruntime-genai reads from the shape
 # of the logits that it may ask for no others.
 GENERATE = "model_generate.onnx"
@@ -41,7 +42,7 @@ def write_onnx(
     accuracy_level: int,
     wanted: str = "fused",
 ) -> tuple[Path, str]:
-    """Write ``model.onnx``, ``model.onnx.data`` and the model's configuration into ``folder``.
+    """Write ``model.onnx``, ``model.onnx_data`` and the model's configuration into ``folder``.
 
     A fused graph has an optional input ``num_logits_to_keep``: how many of the last positions get logits, all where it
     is not given or 0. ``model_generate.onnx`` keeps one.
@@ -100,12 +101,19 @@ def write_onnx(
                     ).build(int(config["vocab_size"]))
                     _save(model, data, folder / name)
     documents = model_documents(config)
+    settings = {"dtype": "fp32", "use_external_data_format": {MODEL: 1}}
+    documents["config.json"] = with_settings(documents["config.json"], settings)
     if described is not None:
         generation = json.loads(documents["generation_config.json"])
         documents[genai.FILE] = json.dumps(genai.genai_config(described, config, generation, GENERATE), indent=2) + "\n"
     for name, content in documents.items():
         (folder / name).write_text(content, encoding="utf-8")
     return folder / MODEL, kind
+
+
+def with_settings(config: str, settings: dict[str, Any]) -> str:
+    """A configuration with what Transformers.js wants to know about the files: no suffix, data beside the model."""
+    return json.dumps({**json.loads(config), "transformers.js_config": settings}, indent=2, sort_keys=True) + "\n"
 
 
 def _described(config: dict[str, Any], checkpoint: QuantizedCheckpoint) -> tuple[Decoder | None, str]:

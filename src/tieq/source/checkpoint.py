@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,13 @@ from tieq.source.converter import Converter
 
 INDEX = "model.safetensors.index.json"
 # Weights that are read at a time.
-_PIECE_WEIGHTS = 1 << 24
+_PIECE_WEIGHTS = 1 << 23
+# The bits of infinity by stored type; what is greater, the sign left out, is NaN.
+_INFINITY: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
+    "BF16": (np.uint16, 0x7F80),
+    "F16": (np.uint16, 0x7C00),
+    "F32": (np.uint32, 0x7F800000),
+}
 _ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -168,18 +176,37 @@ class CheckpointSource(ModelSource):
 
     def read_role(self, info: TensorInfo, rows: slice = slice(None)) -> NDArray[np.float32]:
         """Rows of a stored tensor as float32."""
+        start, stop, _ = rows.indices(info.shape[0])
+        found = np.empty((max(stop - start, 0), *info.shape[1:]), np.float32)
+        for first, piece in self._pieces(info, start, stop):
+            found[first - start : first - start + len(piece)] = piece
+        return found
+
+    def bad_rows(self, info: TensorInfo, chunk: int = 8192) -> list[int]:
+        """Rows of a stored tensor that hold NaN or infinity, found by their bits where all numbers are that short."""
+        if info.dtype not in _INFINITY:
+            return super().bad_rows(info, chunk)
+        kind, infinity = _INFINITY[info.dtype]
+        bad: list[int] = []
+        for first, piece in self._pieces(info, 0, info.shape[0]):
+            bits = piece.view(kind)
+            np.bitwise_and(bits, np.iinfo(kind).max >> 1, out=bits)
+            if bits.max() >= infinity:
+                found = np.flatnonzero((bits >= infinity).reshape(len(bits), -1).any(axis=1))
+                bad.extend(int(row) + first for row in found)
+        return bad
+
+    def _pieces(self, info: TensorInfo, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Rows of a stored tensor in its own type, some at a time, with the number of the first."""
         from safetensors import safe_open
 
         shard = str(self._stored[info.name][0])
-        start, stop, _ = rows.indices(info.shape[0])
-        found = np.empty((max(stop - start, 0), *info.shape[1:]), np.float32)
         step = max(1, _PIECE_WEIGHTS // max(info.parameters // info.shape[0], 1))
         for first in range(start, stop, step):
-            last = min(first + step, stop)
             # A new mapping each time: what an older one has touched would stay resident until the end.
             with safe_open(shard, framework="numpy") as file:
-                found[first - start : last - start] = file.get_slice(info.name)[first:last]
-        return found
+                piece = file.get_slice(info.name)[first : min(first + step, stop)]
+            yield first, piece
 
     def parameters(self) -> int:
         """Number of stored parameters, all tensors."""
