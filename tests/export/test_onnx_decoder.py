@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,7 @@ def test_llama_3_scaling_is_carried(tmp_path):
     assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="onnxruntime-genai needs an onnxruntime for Python 3.11")
 def test_onnxruntime_genai_loads_the_folder_and_writes_the_same_tokens(tiny_export):
     import onnxruntime_genai as genai
 
@@ -221,3 +223,39 @@ def test_optimum_loads_the_folder_and_generates_from_a_padded_batch(tiny_export)
     found = model.generate(**both, **settings)[:, LENGTH:].numpy()
     alone = torch.from_numpy(ids[1:2, 5:])
     assert np.array_equal(found[1], model.generate(alone, **settings)[0, alone.shape[1] :].numpy())
+
+
+def test_the_graph_for_generation_is_no_file_to_measure(tiny_export):
+    from tieq.errors import TieqError
+    from tieq.revalidate import validate_path
+
+    result = tiny_export("llama")
+    with pytest.raises(TieqError, match="the last position alone"):
+        validate_path(result.folder / "onnx" / "model_generate.onnx")
+
+
+def test_files_are_named_as_optimum_and_transformers_js_look_for_them(tiny_export):
+    folder = tiny_export("llama").folder
+    model = onnx.load(str(folder / "onnx" / "model.onnx"), load_external_data=False)
+    places = {entry.value for t in model.graph.initializer for entry in t.external_data if entry.key == "location"}
+    assert places == {"model.onnx_data"}
+    settings = json.loads((folder / "onnx" / "config.json").read_text())["transformers.js_config"]
+    assert settings == {"dtype": "fp32", "use_external_data_format": {"model.onnx": 1}}
+    assert (folder / "gguf" / "Modelfile").read_text() == "FROM ./model.gguf\n"
+
+
+def test_nothing_is_run_where_nothing_is_asked_for(tmp_path, tiny_checkpoint, monkeypatch):
+    import tieq.pipeline
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("the float model was loaded")
+
+    monkeypatch.setattr(tieq.pipeline, "load_model", never)
+    recipe = tiny.recipe(effort="quick", evaluation=None)
+    result = tieq.pipeline.export(str(tiny_checkpoint("llama")), recipe, tmp_path / "out")
+    assert result.passed
+    assert result.checks["runtimes"] == []
+    assert any("nothing was run" in note for note in result.manifest["notes"])
+    assert "Nothing was run." in (result.folder / "report.md").read_text()
+    names = {check["name"] for check in result.checks["checks"]}
+    assert {"table copies", "decoded table, lookup", "decoded table, logits"} <= names

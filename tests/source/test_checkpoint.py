@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -202,12 +203,17 @@ def test_double_precision_is_rounded_to_float32(checkpoint: Maker) -> None:
     assert source.info(TABLE).nbytes == 8 * 16
 
 
-def test_rows_with_nan_or_infinity_are_found_across_chunks(checkpoint: Maker) -> None:
+@pytest.mark.parametrize("kind", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+def test_rows_with_nan_or_infinity_are_found_across_pieces(
+    kind: Any, checkpoint: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = numbers(11, 4)
     table[0, 1], table[3, 3], table[10, 0] = np.nan, np.inf, -np.inf
-    source = CheckpointSource(checkpoint({TABLE: table}))
-    for chunk in (1, 3, 11, 8192):
-        assert source.bad_rows(source.info(TABLE), chunk) == [0, 3, 10]
+    table[5, 2] = 65000  # close to the largest number that fp16 has
+    source = CheckpointSource(checkpoint({TABLE: table.astype(kind)}))
+    for pieces in (4, 12, 1 << 20):
+        monkeypatch.setattr("tieq.source.checkpoint._PIECE_WEIGHTS", pieces)
+        assert source.bad_rows(source.info(TABLE), pieces // 4) == [0, 3, 10]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,14 @@ class _OnnxSession:
     def __init__(self, session: Any) -> None:
         self._session = session
         self._inputs = {item.name: item for item in session.get_inputs()}
-        self._rows = next((item.shape[-1] for item in session.get_outputs() if item.name == "logits"), None)
+        shape = next((item.shape for item in session.get_outputs() if item.name == "logits"), [None, None, None])
+        if shape[1] == 1:
+            raise TieqError(
+                "the graph gives logits for the last position alone, which is nothing to measure.",
+                where="onnxruntime",
+                todo="Validate the model.onnx beside it, which reads the same bytes.",
+            )
+        self._rows = shape[-1]
 
     def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits ``[length, vocab]`` of one sequence."""
