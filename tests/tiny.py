@@ -47,6 +47,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "phi3": {"original_max_position_embeddings": 128, "sliding_window": None},
 }  # fmt: skip
+# Families that are exported to ONNX alone.
+ONNX_ONLY: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 8, "head_dim": 16},
+    "gemma": {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh"},
+    "granite": {
+        "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2,
+        "attention_bias": True,
+    },
+}  # fmt: skip
 # Families whose GGUF form wants a SentencePiece model.
 SENTENCEPIECE = ("gemma2", "phi3")
 _TEXT = (
@@ -57,7 +66,7 @@ _TEXT = (
 
 def config(family: str, **changes: Any) -> Any:
     """Configuration of a tiny model; ``changes`` override any key."""
-    settings = {**_COMMON, **FAMILIES[family], **changes}
+    settings = {**_COMMON, **{**FAMILIES, **ONNX_ONLY}[family], **changes}
     if family == "gpt2":
         hidden = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         settings = {k: v for k, v in settings.items() if k not in (*hidden, "num_key_value_heads")}
