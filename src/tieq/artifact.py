@@ -16,6 +16,8 @@ from tieq.errors import RefusedError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
+# Beside model.onnx and over its data: the graph for generation, with logits for the last token alone.
+GENERATION_GRAPH = "model_generate.onnx"
 # Written after the list of files is made.
 UNLISTED = frozenset({MANIFEST, "report.md"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -281,3 +282,22 @@ def test_nothing_is_run_where_nothing_is_asked_for(tmp_path, tiny_checkpoint, mo
     assert "Nothing was run." in (result.folder / "report.md").read_text()
     names = {check["name"] for check in result.checks["checks"]}
     assert {"table copies", "decoded table, lookup", "decoded table, logits"} <= names
+
+
+def test_a_graph_for_generation_that_reads_other_bytes_fails_its_gate(tiny_export, tmp_path):
+    from tieq.validate.gates import generation_checks
+    from tieq.validate.structure import prove
+
+    folder = tmp_path / "onnx"
+    shutil.copytree(tiny_export("llama").folder / "onnx", folder)
+    (found,) = generation_checks(prove(folder / "model.onnx"))
+    assert found.passed
+    model = onnx.load(str(folder / "model_generate.onnx"), load_external_data=False)
+    shutil.copy(folder / "model.onnx_data", folder / "second.data")
+    for tensor in model.graph.initializer:
+        if tensor.name == "model.embed_tokens.weight.codes":
+            tensor.external_data[0].value = "second.data"
+    onnx.save(model, str(folder / "model_generate.onnx"))
+    (found,) = generation_checks(prove(folder / "model.onnx"))
+    assert not found.passed
+    assert "second.data" in str(found.value)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tieq.artifact import GENERATION_GRAPH
 from tieq.errors import RefusedError
 from tieq.export import genai
 from tieq.export.onnx_graph import export_float_graph
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 # The names that optimum and Transformers.js look for.
 MODEL, DATA = "model.onnx", "model.onnx_data"
-# The same graph with logits for the last position alone, over the same data: onnxruntime-genai reads from the shape
-# of the logits that it may ask for no others.
-GENERATE = "model_generate.onnx"
 _INLINE_BYTES = 16384
 _IR_VERSION, _OPSET = 10, 21
 
@@ -87,7 +85,7 @@ def write_onnx(
         else:
             with stage("ONNX: fused graph"):
                 data = None
-                for name in (MODEL, GENERATE):
+                for name in (MODEL, GENERATION_GRAPH):
                     model = _empty_model()
                     data = DataFile(file, folder / DATA, model.graph, beside=data)
                     DecoderGraph(
@@ -97,7 +95,7 @@ def write_onnx(
                         checkpoint,
                         lookup=lookup,
                         logits=lookup if tied else logits,
-                        generate=name == GENERATE,
+                        generate=name == GENERATION_GRAPH,
                     ).build(int(config["vocab_size"]))
                     _save(model, data, folder / name)
     documents = model_documents(config)
@@ -105,7 +103,9 @@ def write_onnx(
     documents["config.json"] = with_settings(documents["config.json"], settings)
     if described is not None:
         generation = json.loads(documents["generation_config.json"])
-        documents[genai.FILE] = json.dumps(genai.genai_config(described, config, generation, GENERATE), indent=2) + "\n"
+        documents[genai.FILE] = (
+            json.dumps(genai.genai_config(described, config, generation, GENERATION_GRAPH), indent=2) + "\n"
+        )
     for name, content in documents.items():
         (folder / name).write_text(content, encoding="utf-8")
     return folder / MODEL, kind

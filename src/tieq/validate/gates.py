@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tieq.artifact import GENERATION_GRAPH
 from tieq.recipe import Gates
 from tieq.records import Check, Payload
 from tieq.validate.measure import Measurement
-from tieq.validate.structure import Structure, first_difference
+from tieq.validate.structure import Structure, first_difference, prove
 
 
 def structure_checks(structure: Structure, expect_tied: bool | None) -> list[Check]:
@@ -32,6 +33,17 @@ def structure_checks(structure: Structure, expect_tied: bool | None) -> list[Che
     if expect_tied and not structure.shared and not equal:
         checks.append(Check("tie kept", structure.container, "two different tables", "one shared table", False, detail))
     return checks + _band_checks(structure)
+
+
+def generation_checks(structure: Structure) -> list[Check]:
+    """Whether the graph for generation beside an ONNX file reads the same bytes in the same roles."""
+    beside = structure.path.with_name(GENERATION_GRAPH)
+    if structure.container != "onnx" or beside == structure.path or not beside.exists():
+        return []
+    other = prove(beside)
+    seen, expected = ({(p.location, p.readers) for p in each.payloads} for each in (other, structure))
+    value = "the same bytes" if seen == expected else "other bytes: " + "; ".join(map(_describe, other.payloads))
+    return [Check("graph for generation", structure.container, value, "the same bytes", seen == expected)]
 
 
 def size_checks(structure: Structure, gates: Gates) -> list[Check]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tieq.recipe import Gates
 from tieq.records import Check
 from tieq.text import Sequences
-from tieq.validate.gates import equality_checks, measurement_checks, size_checks, structure_checks
+from tieq.validate.gates import equality_checks, generation_checks, measurement_checks, size_checks, structure_checks
 from tieq.validate.kept import kept_checks
 from tieq.validate.measure import Measurement, Reference, measure
 from tieq.validate.structure import Structure, prove
@@ -81,6 +81,7 @@ def validate(
     """
     structures = [prove(path) for path in files]
     checks = [check for structure in structures for check in structure_checks(structure, expect_tied)]
+    checks += [check for structure in structures for check in generation_checks(structure)]
     checks += [check for structure in structures for check in size_checks(structure, gates)]
     if len(structures) > 1:
         checks += equality_checks(structures)
