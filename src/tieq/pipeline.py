@@ -25,6 +25,7 @@ from tieq.source.base import ModelSource
 from tieq.source.reference import ReferenceModel, load_model
 from tieq.source.tie import arithmetic
 from tieq.source.tokenizer import TOKENIZER_FILES, TextTokenizer
+from tieq.validate.baseline import measured_entries
 from tieq.validate.run import Validation, validate
 
 NOTHING_RUN = "nothing was run: the structure is proved, KL and what else a runtime measures are not known."
@@ -296,6 +297,7 @@ def _finish(
         "notes": list(job.notes),
         "versions": versions(),
         "containers": container_entries(checks),
+        "measured": measured_entries(checks),
         "files": file_entries(folder),
     }
     artifact.write_json(folder / "manifest.json", manifest)

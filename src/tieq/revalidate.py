@@ -22,6 +22,7 @@ from tieq.source.locate import open_source
 from tieq.source.reference import load_model
 from tieq.source.tie import table_name, tie_graph
 from tieq.source.tokenizer import TextTokenizer
+from tieq.validate.baseline import regression_checks
 from tieq.validate.measure import Reference
 from tieq.validate.run import validate
 from tieq.validate.structure import prove
@@ -35,8 +36,9 @@ def validate_path(
     gates: Gates | None = None,
     reference: str | None = None,
     sampling: Sampling | None = None,
+    baseline: Path | None = None,
 ) -> dict[str, Any]:
-    """Validate an artifact folder, an ``.onnx`` or a ``.gguf`` file.
+    """Validate an artifact folder, an ``.onnx`` or a ``.gguf`` file, by its gates and against an earlier manifest.
 
     Args:
         path: what to validate.
@@ -45,6 +47,7 @@ def validate_path(
         gates: bounds that replace those of the artifact's recipe.
         reference: model to compare with; an artifact knows its own.
         sampling: sequences and length instead of the recipe's.
+        baseline: an earlier ``manifest.json``, whose numbers may not become worse by more than their noise.
 
     Returns:
         The document that ``checks.json`` holds, with the text that was used.
@@ -54,6 +57,23 @@ def validate_path(
     """
     for name in runtimes or []:
         runtime(name)  # a wrong name is said before the reference model is loaded
+    earlier = None if baseline is None else read_json(baseline)
+    found = _validate(path, runtimes, texts, gates, reference, sampling)
+    if earlier is None:
+        return found
+    worse = [dataclasses.asdict(check) for check in regression_checks(found, found["evaluation"], earlier)]
+    passed = found["passed"] and all(check["passed"] for check in worse)
+    return {**found, "passed": passed, "checks": [*found["checks"], *worse]}
+
+
+def _validate(
+    path: Path,
+    runtimes: list[str] | None,
+    texts: list[Path] | None,
+    gates: Gates | None,
+    reference: str | None,
+    sampling: Sampling | None,
+) -> dict[str, Any]:
     if path.is_dir():
         return _validate_artifact(path, runtimes, texts, gates, reference, sampling)
     if not path.is_file():

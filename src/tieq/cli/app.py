@@ -151,10 +151,16 @@ def validate(
     max_kl: Annotated[float | None, typer.Option(help="Gate: mean KL, nats per token.")] = None,
     min_top1: Annotated[float | None, typer.Option(help="Gate: share of equal best tokens.")] = None,
     max_perplexity_ratio: Annotated[float | None, typer.Option(help="Gate: perplexity over the reference's.")] = None,
+    max_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Gate: a container's size, 80MB.")] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(help="Gate: an earlier manifest.json, whose numbers may not become worse.")
+    ] = None,
+    junit: Annotated[Path | None, typer.Option(help="Also write the gates as JUnit XML.")] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also append a summary in Markdown.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove from the files that the table is single, and measure what quantization cost."""
-    from tieq.cli.options import build_gates, build_sampling
+    from tieq.cli.options import build_gates, build_sampling, write_outputs
     from tieq.cli.show import show_checks
     from tieq.revalidate import validate_path
 
@@ -162,10 +168,12 @@ def validate(
         path,
         runtimes=runtime,
         texts=text,
-        gates=build_gates(path, max_kl, min_top1, max_perplexity_ratio),
+        gates=build_gates(path, max_kl, min_top1, max_perplexity_ratio, max_size),
         reference=reference,
         sampling=build_sampling(path, sequences, length),
+        baseline=baseline,
     )
+    write_outputs(found, junit, markdown)
     emit(found) if as_json else show_checks(found)
     raise typer.Exit(0 if found["passed"] else 1)
 

@@ -128,7 +128,7 @@ def parse_bits(bits: str | None) -> list[int]:
         raise TieqError(f"--bits '{bits}' is no list of whole numbers.", todo="Write it as 2,4,8.") from error
 
 
-def parse_size(size: str) -> int:
+def parse_size(size: str, option: str = "--target-size") -> int:
     """Bytes of a size like ``80MB``, ``76MiB``, ``1.2GB`` or a plain number.
 
     Raises:
@@ -136,7 +136,7 @@ def parse_size(size: str) -> int:
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?)(i?)[bB]?\s*", size)
     if found is None or (found[3] and not found[2]):
-        raise TieqError(f"--target-size '{size}' is no size.", todo="Write it as 80MB or 76MiB.")
+        raise TieqError(f"{option} '{size}' is no size.", todo="Write it as 80MB or 76MiB.")
     power = {"": 0, "k": 1, "m": 2, "g": 3}[found[2].lower()]
     return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
@@ -153,11 +153,38 @@ def check_effort(effort: str) -> Effort:
     return cast(Effort, effort)
 
 
+def write_outputs(found: dict[str, Any], junit: Path | None, markdown: Path | None) -> None:
+    """Write a validation's JUnit XML, and append its summary to a file, as a job's summary is appended to.
+
+    Raises:
+        TieqError: if one cannot be written.
+    """
+    from tieq.report.outputs import job_summary, junit_xml
+
+    try:
+        if junit is not None:
+            junit.write_text(junit_xml(found), encoding="utf-8")
+        if markdown is not None:
+            with markdown.open("a", encoding="utf-8") as file:
+                file.write(job_summary(found))
+    except OSError as error:
+        raise TieqError(f"cannot be written ({error}).", where=str(error.filename)) from error
+
+
 def build_gates(
-    path: Path, max_kl: float | None, min_top1: float | None, max_perplexity_ratio: float | None
+    path: Path,
+    max_kl: float | None,
+    min_top1: float | None,
+    max_perplexity_ratio: float | None,
+    max_size: str | None = None,
 ) -> Gates | None:
     """Gates of the command line over those of the artifact's recipe; None where the command line names none."""
-    given = {"max_kl": max_kl, "min_top1": min_top1, "max_perplexity_ratio": max_perplexity_ratio}
+    given = {
+        "max_kl": max_kl,
+        "min_top1": min_top1,
+        "max_perplexity_ratio": max_perplexity_ratio,
+        "max_bytes": None if max_size is None else parse_size(max_size, "--max-size"),
+    }
     given = {name: value for name, value in given.items() if value is not None}
     if not given:
         return None
