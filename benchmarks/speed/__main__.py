@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import random_checkpoint, table_memory
+from benchmarks import gguf_memory, random_checkpoint, table_memory
 from benchmarks.speed import page, peers
 from benchmarks.speed.command import Cost, run
 from tieq.report.manifest import versions
@@ -36,15 +36,24 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results.json"))
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--resume", action="store_true", help="keep the steps that an interrupted run has finished")
     arguments = parser.parse_args()
-    begun = time.perf_counter()
     found: dict[str, Any] = {"versions": versions("numba", "llama-cpp-python"), "peers": list(peers.PACKAGES)}
     found["machine"] = {"processor": _processor(), "cores": os.cpu_count()}
-    for step in (_prepare, _exports, _streaming, _decode, _memory, _start_up):
-        said = time.perf_counter()
+    kept = arguments.work / "results.json"
+    if arguments.resume and kept.exists():
+        found = json.loads(kept.read_text(encoding="utf-8"))
+    done = found.setdefault("seconds", {})
+    for step in (_prepare, _exports, _streaming, _decode, _memory, _repacking, _start_up):
+        name = step.__name__.strip("_")
+        if name in done:
+            continue
+        begun = time.perf_counter()
         step(arguments.work, found, arguments.rounds)
-        print(f"{step.__name__.strip('_')}: {time.perf_counter() - said:.0f} s", file=sys.stderr, flush=True)
-    found["minutes"] = (time.perf_counter() - begun) / 60
+        done[name] = time.perf_counter() - begun
+        kept.write_text(json.dumps(found), encoding="utf-8")
+        print(f"{name}: {done[name]:.0f} s", file=sys.stderr, flush=True)
+    found["minutes"] = sum(done.values()) / 60
     arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     arguments.page.write_text(page.text(found), encoding="utf-8")
 
@@ -149,7 +158,7 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     document = json.loads((path / "genai_config.json").read_text())
     name = document["model"]["decoder"]["filename"]
-    return sum((path / file).stat().st_size for file in (name, "model.onnx_data"))
+    return (path / name).stat().st_size + sum(file.stat().st_size for file in path.glob("model.onnx?data"))
 
 
 def _alternate(commands: list[list[Any]], rounds: int) -> dict[str, Any]:
@@ -176,6 +185,12 @@ def _alternate(commands: list[list[Any]], rounds: int) -> dict[str, Any]:
 def _memory(work: Path, found: dict[str, Any], rounds: int) -> None:
     """The shared table alone."""
     found["table"] = table_memory.measure()
+
+
+def _repacking(work: Path, found: dict[str, Any], rounds: int) -> None:
+    """Our GGUF files with llama.cpp's repacking and without it."""
+    names = ("smollm2", "gemma")
+    found["repacking"] = {name: gguf_memory.measure(work / f"out-{name}" / "gguf" / "model.gguf") for name in names}
 
 
 def _start_up(work: Path, found: dict[str, Any], rounds: int) -> None:

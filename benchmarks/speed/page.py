@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 _WHAT = ("decode", "prefill")
+_SCALES = (
+    "Scales are stored in fp16 and widened once when the session starts: as much memory as stored float32 ones, and 0.5 "
+    "bits per weight less in the file. What is added beyond the table is the runtime's own copy, reordered for its "
+    "kernels."
+)
+_REPACKING = (
+    "llama.cpp reorders what it multiplies by, too, and keeps the file's own table for lookups. `--no-repack` "
+    "(`use_extra_bufts` in its API) runs without the second copy (`python -m benchmarks.gguf_memory FILE`):"
+)
 
 
 def text(found: dict[str, Any]) -> str:
@@ -72,8 +81,36 @@ def text(found: dict[str, Any]) -> str:
             f"| {name} | {row['added'] / 1e6:.0f} MB | {row['of_table']:.2f} x | {row['anonymous'] / 1e6:.0f} MB "
             f"| {1000 * row['step']:.1f} ms |"
         )
+    lines += [
+        "",
+        _SCALES,
+        "",
+        _REPACKING,
+        "",
+        "| file | repacked | not repacked |",
+        "| --- | --- | --- |",
+        *(
+            f"| {name} | "
+            + " | ".join(f"{row[k]['rate']:.1f} tokens/s, {row[k]['peak'] / 1e6:.0f} MB" for k in ("with", "without"))
+            + " |"
+            for name, row in found["repacking"].items()
+        ),
+    ]
     lines += _exports(found)
+    lines += ["", "## Where tieq loses", "", *(_losses(found) or ["In none of the comparisons above."])]
     return "\n".join(lines) + "\n"
+
+
+def _losses(found: dict[str, Any]) -> list[str]:
+    """The comparisons in which the peer is faster or smaller in memory."""
+    lines = []
+    for name, row in found.items():
+        if isinstance(row, dict) and "ratio" in row:
+            if row["ratio"] < 1:
+                lines.append(f"- {name}: {row['ratio']:.2f} of the peer's speed.")
+            if row["peak_ratio"] > 1:
+                lines.append(f"- {name}: {row['peak_ratio']:.2f} of the peer's peak memory.")
+    return lines
 
 
 def _row(label: str, what: str, found: dict[str, Any]) -> str:
