@@ -6,8 +6,8 @@ from typing import Any
 
 _WHAT = ("decode", "prefill")
 _SCALES = (
-    "Scales are stored in fp16 and widened once when the session starts: as much memory as stored float32 ones, and 0.5 "
-    "bits per weight less in the file. What is added beyond the table is the runtime's own copy, reordered for its "
+    "Scales are stored in fp16 and widened once when the session starts: as much memory as stored float32 ones, and "
+    "0.5 bits per weight less in the file. What is added beyond the table is the runtime's own copy, reordered for its "
     "kernels."
 )
 _REPACKING = (
