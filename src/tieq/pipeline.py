@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import shutil
@@ -279,13 +280,17 @@ def _finish(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     checks = json.loads(json.dumps(validation.to_json()))
     artifact.write_json(folder / "checks.json", checks)
+    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+        # Gigabytes are hashed on either side.
+        fingerprint = beside.submit(job.source.fingerprint)
+        files = file_entries(folder)
     manifest = {
         "format": artifact.FORMAT_VERSION,
         "source": {
             "model": job.model,
             "label": job.source.label,
             "origin": job.source.origin,
-            "fingerprint": job.source.fingerprint(),
+            "fingerprint": fingerprint.result(),
         },
         "tied": job.graph.tied,
         "body": "quantized" if job.kept is None else "kept",
@@ -298,7 +303,7 @@ def _finish(
         "versions": versions(),
         "containers": container_entries(checks),
         "measured": measured_entries(checks),
-        "files": file_entries(folder),
+        "files": files,
     }
     artifact.write_json(folder / "manifest.json", manifest)
     graph = json.loads((folder / "tie_graph.json").read_text(encoding="utf-8"))

@@ -180,3 +180,16 @@ def test_code_that_a_checkpoint_brings_is_neither_run_nor_asked_about(
     with pytest.raises(TieqError):
         TextTokenizer(tmp_path, "here")
     assert asked == []
+
+
+@pytest.mark.parametrize("family", ["llama", "phi3"])
+def test_ids_are_counted_without_loading_the_tokenizer(family: str, tmp_path: Path) -> None:
+    import tiny
+
+    from tieq.source.tokenizer import count_ids
+
+    (tiny.save_sentencepiece if family in tiny.SENTENCEPIECE else tiny.save_byte_level)(tmp_path)
+    assert count_ids(tmp_path, "here") == len(TextTokenizer(tmp_path, "here").ids)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TieqError):
+        count_ids(tmp_path, "here")

@@ -16,6 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # the coloured help alone takes longer than all the rest of `tieq --help`
 )
 
 ModelArgument = Annotated[

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import importlib.metadata
+import os
 import platform
 from pathlib import Path
 from typing import Any
@@ -27,17 +29,25 @@ def versions(*more: str) -> dict[str, str]:
 
 def file_entries(folder: Path) -> list[dict[str, Any]]:
     """Every file below the folder, in order of path; the report and manifest themselves excepted."""
-    entries = []
-    for path in sorted(folder.rglob("*")):
-        relative = path.relative_to(folder).as_posix()
-        if not path.is_file() or relative in UNLISTED:
-            continue
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-        entries.append({"path": relative, "bytes": path.stat().st_size, "sha256": digest.hexdigest()})
-    return entries
+    paths = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.relative_to(folder).as_posix() not in UNLISTED
+    ]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        digests = list(pool.map(_sha256, paths))
+    return [
+        {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, digests, strict=True)
+    ]
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def container_entries(checks: dict[str, Any]) -> dict[str, Any]:

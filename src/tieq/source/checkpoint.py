@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import hashlib
+import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,14 +23,19 @@ from tieq.source.converter import Converter
 
 INDEX = "model.safetensors.index.json"
 # Weights that are read at a time.
-_PIECE_WEIGHTS = 1 << 23
+_PIECE_WEIGHTS = 1 << 22
 # The bits of infinity by stored type; what is greater, the sign left out, is NaN.
 _INFINITY: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
     "BF16": (np.uint16, 0x7F80),
     "F16": (np.uint16, 0x7C00),
     "F32": (np.uint32, 0x7F800000),
 }
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# Stored types by their names in safetensors, little-endian.
+_TYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2}
 
 
 class CheckpointSource(ModelSource):
@@ -45,6 +53,7 @@ class CheckpointSource(ModelSource):
         self.config = text_config(self.full_config, str(path / "config.json"))
         self._refuse_quantized()
         self._opened: list[Path] = []
+        self._offsets: dict[str, int] = {}
         self._stored: dict[str, tuple[Path, TensorInfo]] = {}
         for shard in self._shards():
             self._open(shard)
@@ -114,6 +123,9 @@ class CheckpointSource(ModelSource):
                 todo="The file is truncated or damaged; download it again.",
             ) from error
         self._opened.append(shard)
+        with shard.open("rb") as file:
+            room = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(room))
         for name in handle.keys():  # noqa: SIM118  safe_open is no mapping
             view = handle.get_slice(name)
             shape, dtype = tuple(view.get_shape()), view.get_dtype()
@@ -125,6 +137,7 @@ class CheckpointSource(ModelSource):
                 first = self._stored[name][0].name
                 raise RefusedError(f"tensor '{name}' is stored twice, in {first} too.", where=str(shard))
             self._stored[name] = (shard, TensorInfo(name, shape, dtype, nbytes))
+            self._offsets[name] = 8 + room + int(header[name]["data_offsets"][0])
 
     def _check_index(self) -> None:
         index = self.path / INDEX
@@ -186,27 +199,44 @@ class CheckpointSource(ModelSource):
         """Rows of a stored tensor that hold NaN or infinity, found by their bits where all numbers are that short."""
         if info.dtype not in _INFINITY:
             return super().bad_rows(info, chunk)
+        ends = np.linspace(0, info.shape[0], (os.cpu_count() or 1) + 1).astype(int)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            found = pool.map(lambda start, stop: self._bad_rows(info, start, stop), ends[:-1], ends[1:])
+            return [row for rows in found for row in rows]
+
+    def _bad_rows(self, info: TensorInfo, start: int, stop: int) -> list[int]:
         kind, infinity = _INFINITY[info.dtype]
+        sign = np.iinfo(kind).max // 2 + 1
         bad: list[int] = []
-        for first, piece in self._pieces(info, 0, info.shape[0]):
+        for first, piece in self._pieces(info, start, stop):
             bits = piece.view(kind)
-            np.bitwise_and(bits, np.iinfo(kind).max >> 1, out=bits)
-            if bits.max() >= infinity:
-                found = np.flatnonzero((bits >= infinity).reshape(len(bits), -1).any(axis=1))
+            # The largest of all is the largest magnitude of a negative number, if there is one; so is, taken as signed
+            # numbers, that of the positive ones.
+            if bits.max() >= sign + infinity or bits.view(f"i{bits.itemsize}").max() >= infinity:
+                found = np.flatnonzero(((bits & (sign - 1)) >= infinity).reshape(len(bits), -1).any(axis=1))
                 bad.extend(int(row) + first for row in found)
         return bad
 
     def _pieces(self, info: TensorInfo, start: int, stop: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Rows of a stored tensor in its own type, some at a time, with the number of the first."""
-        from safetensors import safe_open
+        """Rows of a stored tensor in its own type, some at a time (valid until the next), with the first's number."""
+        # Not through a mapping: pages that were touched would stay resident as long as it is open.
+        import ml_dtypes  # noqa: F401  registers bfloat16 with numpy
 
-        shard = str(self._stored[info.name][0])
+        if info.dtype not in _TYPES:
+            raise RefusedError(
+                f"is stored as {info.dtype}, which is not read.", where=info.name, todo="Use the float checkpoint."
+            )
+        kind = np.dtype(_TYPES[info.dtype])
+        shard, width = self._stored[info.name][0], info.nbytes // info.shape[0]
         step = max(1, _PIECE_WEIGHTS // max(info.parameters // info.shape[0], 1))
-        for first in range(start, stop, step):
-            # A new mapping each time: what an older one has touched would stay resident until the end.
-            with safe_open(shard, framework="numpy") as file:
-                piece = file.get_slice(info.name)[first : min(first + step, stop)]
-            yield first, piece
+        buffer = np.empty(min(step, max(stop - start, 0)) * width, np.uint8)
+        with shard.open("rb") as file:
+            file.seek(self._offsets[info.name] + start * width)
+            for first in range(start, stop, step):
+                count = min(step, stop - first)
+                content = buffer[: count * width]
+                file.readinto(content.data)
+                yield first, content.view(kind).reshape(count, *info.shape[1:])
 
     def parameters(self) -> int:
         """Number of stored parameters, all tensors."""

@@ -9,7 +9,7 @@ from tieq.errors import RefusedError
 from tieq.records import CopyDifference, Role, TensorInfo, TieArithmetic, TieGraph, Verdict
 from tieq.source.base import ModelSource
 from tieq.source.reference import default_tie
-from tieq.source.tokenizer import TextTokenizer
+from tieq.source.tokenizer import count_ids
 
 # Two copies of one matrix in different storage types are as far apart as the coarser type's own rounding of the finer
 # copy, give or take the importance weights that its writer may have used.
@@ -213,4 +213,4 @@ def _missing_note(flag: bool | None, lookup: TensorInfo | None) -> str:
 
 def _tokenizer_ids(source: ModelSource) -> int | None:
     folder = source.tokenizer_folder()
-    return None if folder is None else len(TextTokenizer(folder, str(source.path)).ids)
+    return None if folder is None else count_ids(folder, str(source.path))

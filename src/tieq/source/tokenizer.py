@@ -102,6 +102,22 @@ class TextTokenizer:
         return None
 
 
+def count_ids(folder: Path, where: str) -> int:
+    """Number of ids that a folder's tokenizer can emit; read off ``tokenizer.json``, which is faster than loading it.
+
+    Raises:
+        TieqError: if the tokenizer cannot be loaded.
+    """
+    try:
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        entries = content["model"]["vocab"]
+        ids = set(entries.values()) if isinstance(entries, dict) else set(range(len(entries)))
+        ids |= {token["id"] for token in content["added_tokens"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return len(TextTokenizer(folder, where).ids)
+    return len(ids)
+
+
 def check_rows(tokenizer: TextTokenizer, rows: int, where: str) -> None:
     """Refuse a tokenizer that emits ids beyond the table.
 
