@@ -16,14 +16,14 @@ from pathlib import Path
 
 _RUN = """
 import sys, runpy
-import llama_cpp, llama_cpp.llama
-default = llama_cpp.llama_model_default_params
+import llama_cpp.llama_cpp as native
+default = native.llama_model_default_params
 def without():
     found = default()
     found.use_extra_bufts = False
     return found
 if sys.argv[2] == "without":
-    llama_cpp.llama_model_default_params = without
+    native.llama_model_default_params = without
 sys.argv = sys.argv[1:2] * 2
 runpy.run_path(RUN_GGUF, run_name="__main__")
 """

@@ -5,10 +5,19 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+# A process begins with the peak of the one that it was forked from, so a small one stands between.
+_WITNESS = """
+import resource, subprocess, sys
+code = subprocess.call(sys.argv[1:])
+print("\\n%d" % resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, flush=True)
+sys.exit(code)
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,14 +37,16 @@ def run(command: Sequence[str | Path], **environment: str) -> Cost:
     """
     with tempfile.TemporaryFile() as said:
         start = time.perf_counter()
-        process = subprocess.Popen(
-            [str(part) for part in command], stdout=said, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        process = subprocess.run(
+            [sys.executable, "-c", _WITNESS, *(str(part) for part in command)],
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            check=False,
         )
-        _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
-        process.returncode = os.waitstatus_to_exitcode(status)
         said.seek(0)
-        output = said.read().decode(errors="replace")
+        output, _, peak = said.read().decode(errors="replace").rstrip().rpartition("\n")
     if process.returncode:
         raise RuntimeError(f"{command[0]} failed: {output[-2000:]}")
-    return Cost(seconds, usage.ru_maxrss * 1024, output)
+    return Cost(seconds, int(peak) * 1024, output)
