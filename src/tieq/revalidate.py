@@ -22,7 +22,7 @@ from tieq.source.locate import open_source
 from tieq.source.reference import load_model
 from tieq.source.tie import table_name, tie_graph
 from tieq.source.tokenizer import TextTokenizer
-from tieq.validate.baseline import regression_checks
+from tieq.validate.baseline import refuse_baseline, regression_checks
 from tieq.validate.measure import Reference
 from tieq.validate.run import validate
 from tieq.validate.structure import prove
@@ -37,6 +37,7 @@ def validate_path(
     reference: str | None = None,
     sampling: Sampling | None = None,
     baseline: Path | None = None,
+    evaluate: bool = True,
 ) -> dict[str, Any]:
     """Validate an artifact folder, an ``.onnx`` or a ``.gguf`` file, by its gates and against an earlier manifest.
 
@@ -48,6 +49,7 @@ def validate_path(
         reference: model to compare with; an artifact knows its own.
         sampling: sequences and length instead of the recipe's.
         baseline: an earlier ``manifest.json``, whose numbers may not become worse by more than their noise.
+        evaluate: whether anything is run; else the structure is proved.
 
     Returns:
         The document that ``checks.json`` holds, with the text that was used.
@@ -58,12 +60,50 @@ def validate_path(
     for name in runtimes or []:
         runtime(name)  # a wrong name is said before the reference model is loaded
     earlier = None if baseline is None else read_json(baseline)
+    if earlier is not None:
+        own = path / MANIFEST
+        refuse_baseline(earlier, read_json(own)["source"]["fingerprint"] if own.exists() else None)
+    if not evaluate:
+        if earlier is not None:
+            raise TieqError("--baseline compares what is measured.", todo="Leave --no-evaluation out.")
+        return _prove(path)
     found = _validate(path, runtimes, texts, gates, reference, sampling)
     if earlier is None:
         return found
     worse = [dataclasses.asdict(check) for check in regression_checks(found, found["evaluation"], earlier)]
     passed = found["passed"] and all(check["passed"] for check in worse)
     return {**found, "passed": passed, "checks": [*found["checks"], *worse]}
+
+
+def _prove(path: Path) -> dict[str, Any]:
+    """The structure of an artifact's files or of one file, running nothing."""
+    tied: bool | None = None
+    more: tuple[Check, ...] = ()
+    files = [path]
+    if path.is_dir():
+        manifest = _manifest(path)
+        tied, more = bool(manifest["tied"]), (_files_check(path, manifest),)
+        files = artifact_files(path)
+    found = validate(files, sequences=None, allowed=None, reference=None, gates=Gates(), expect_tied=tied)
+    found = dataclasses.replace(found, checks=(*more, *found.checks))
+    return {**json.loads(json.dumps(found.to_json())), "evaluation": {"description": "none"}}
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    if not (folder / MANIFEST).exists():
+        raise TieqError(
+            "the folder holds no manifest.json of tieq's.",
+            where=str(folder),
+            todo="Name the .onnx or .gguf file itself.",
+        )
+    manifest = read_json(folder / MANIFEST)
+    if not manifest.get("formats"):
+        raise TieqError(
+            "the folder holds a probe, a comparison or a plan, and no container.",
+            where=str(folder),
+            todo="Give the folder of an export.",
+        )
+    return manifest
 
 
 def _validate(
@@ -105,19 +145,7 @@ def _validate_artifact(
     reference: str | None,
     sampling: Sampling | None,
 ) -> dict[str, Any]:
-    if not (folder / MANIFEST).exists():
-        raise TieqError(
-            "the folder holds no manifest.json of tieq's.",
-            where=str(folder),
-            todo="Name the .onnx or .gguf file itself.",
-        )
-    manifest = read_json(folder / MANIFEST)
-    if not manifest.get("formats"):
-        raise TieqError(
-            "the folder holds a probe, a comparison or a plan, and no container.",
-            where=str(folder),
-            todo="Give the folder of an export.",
-        )
+    manifest = _manifest(folder)
     recipe = load_recipe(folder / "recipe.yaml")
     kept = manifest.get("body") == "kept"
     try:

@@ -282,6 +282,11 @@ def test_nothing_is_run_where_nothing_is_asked_for(tmp_path, tiny_checkpoint, mo
     assert "Nothing was run." in (result.folder / "report.md").read_text()
     names = {check["name"] for check in result.checks["checks"]}
     assert {"table copies", "decoded table, lookup", "decoded table, logits"} <= names
+    from tieq.revalidate import validate_path
+
+    again = validate_path(result.folder, evaluate=False)
+    assert again["passed"]
+    assert {check["name"] for check in again["checks"]} == {*names, "files"}
 
 
 def test_a_graph_for_generation_that_reads_other_bytes_fails_its_gate(tiny_export, tmp_path):

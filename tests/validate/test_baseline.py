@@ -10,7 +10,7 @@ import pytest
 
 from tieq.errors import TieqError
 from tieq.report.outputs import job_summary, junit_xml
-from tieq.validate.baseline import regression_checks
+from tieq.validate.baseline import refuse_baseline, regression_checks
 
 
 @pytest.fixture
@@ -62,8 +62,14 @@ def test_other_text_and_an_unmeasured_baseline_are_refused(known):
     checks, manifest = known
     with pytest.raises(TieqError, match="was measured on other text"):
         regression_checks(checks, {**manifest["evaluation"], "sha256": "0"}, manifest)
+    own = manifest["source"]["fingerprint"]
+    refuse_baseline(manifest, own)
     with pytest.raises(TieqError, match="holds no measurement"):
-        regression_checks(checks, manifest["evaluation"], {**manifest, "measured": {}})
+        refuse_baseline({**manifest, "measured": {}}, own)
+    with pytest.raises(TieqError, match="other weights"):
+        refuse_baseline(manifest, "0")
+    with pytest.raises(TieqError, match="no manifest"):
+        refuse_baseline({"decisions": []}, own)
 
 
 def test_the_outputs_name_a_failed_gate(known):

@@ -156,15 +156,19 @@ def validate(
     baseline: Annotated[
         Path | None, typer.Option(help="Gate: an earlier manifest.json, whose numbers may not become worse.")
     ] = None,
+    no_evaluation: Annotated[
+        bool, typer.Option("--no-evaluation", help="Prove the files' structure and run nothing.")
+    ] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write the gates as JUnit XML.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also append a summary in Markdown.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove from the files that the table is single, and measure what quantization cost."""
-    from tieq.cli.options import build_gates, build_sampling, write_outputs
+    from tieq.cli.options import build_gates, build_sampling, check_outputs, write_outputs
     from tieq.cli.show import show_checks
     from tieq.revalidate import validate_path
 
+    check_outputs(junit, markdown)
     found = validate_path(
         path,
         runtimes=runtime,
@@ -173,9 +177,10 @@ def validate(
         reference=reference,
         sampling=build_sampling(path, sequences, length),
         baseline=baseline,
+        evaluate=not no_evaluation,
     )
-    write_outputs(found, junit, markdown)
     emit(found) if as_json else show_checks(found)
+    write_outputs(found, junit, markdown)
     raise typer.Exit(0 if found["passed"] else 1)
 
 

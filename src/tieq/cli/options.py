@@ -153,6 +153,17 @@ def check_effort(effort: str) -> Effort:
     return cast(Effort, effort)
 
 
+def check_outputs(*paths: Path | None) -> None:
+    """Refuse files that cannot be written, before anything is run.
+
+    Raises:
+        TieqError: naming the first.
+    """
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            raise TieqError("cannot be written: its folder does not exist, or it is one.", where=str(path))
+
+
 def write_outputs(found: dict[str, Any], junit: Path | None, markdown: Path | None) -> None:
     """Write a validation's JUnit XML, and append its summary to a file, as a job's summary is appended to.
 

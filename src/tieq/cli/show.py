@@ -87,7 +87,8 @@ def show_checks(found: dict[str, Any]) -> None:
     _table(CHECK_HEADER, check_rows(found))
     for check in found["checks"]:
         if not check["passed"]:
-            _print(f"FAILED {check['name']} ({check['subject']}): {check['detail'] or check['value']}")
+            said = check["detail"] or f"{check['value']}, wanted {check['bound']}"
+            _print(f"FAILED {check['name']} ({check['subject']}): {said}")
     _print("all gates hold" if found["passed"] else "a gate failed")
 
 

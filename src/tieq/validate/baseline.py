@@ -27,21 +27,41 @@ def measured_entries(checks: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def refuse_baseline(baseline: dict[str, Any], fingerprint: str | None) -> None:
+    """Refuse a baseline that nothing can be compared with, before anything is run.
+
+    Args:
+        baseline: the document that was named.
+        fingerprint: of the model that the validated artifact was made from; None where that is not known.
+
+    Raises:
+        TieqError: if it is no manifest of an export, holds no measurement, or belongs to another model.
+    """
+    if "containers" not in baseline or "source" not in baseline:
+        raise TieqError("is no manifest of an export.", where="--baseline", todo="Name a manifest.json.")
+    if not baseline.get("measured"):
+        raise TieqError(
+            "holds no measurement to compare with.", where="--baseline", todo="Export again with evaluation."
+        )
+    if fingerprint is not None and baseline["source"]["fingerprint"] != fingerprint:
+        raise TieqError(
+            f"belongs to other weights ({baseline['source']['label']}).",
+            where="--baseline",
+            todo="Name a manifest of the same model.",
+        )
+
+
 def regression_checks(checks: dict[str, Any], evaluation: dict[str, Any], baseline: dict[str, Any]) -> list[Check]:
     """One check for each number of the baseline: sizes, copies and scores of the same runtimes on the same text.
 
     Args:
         checks: the document of a validation.
         evaluation: what was run for it.
-        baseline: an earlier manifest.
+        baseline: an earlier manifest that :func:`refuse_baseline` lets pass.
 
     Raises:
-        TieqError: if the baseline holds no measurement, or one of other text.
+        TieqError: if it was measured on other text.
     """
-    if not baseline.get("measured"):
-        raise TieqError(
-            "holds no measurement to compare with.", where="--baseline", todo="Export again with evaluation."
-        )
     for key in ("sha256", "sequences", "length"):
         if baseline["evaluation"].get(key) != evaluation.get(key):
             raise TieqError(
