@@ -47,16 +47,16 @@ def test_bands_take_their_shares_and_bytes() -> None:
     assert [(band.scheme, band.rows) for band in found] == [("q4_0", 983), ("q2_0", 2949)]
     # 576 columns at 4.5 and 2.25 bits are 324 and 162 bytes, and 4 bytes are a row number.
     assert [band.nbytes for band in found] == [983 * (324 + 4), 2949 * (162 + 4)]
-    # float32 scales: 360 and 180 bytes; the zero row; 4 bytes a column of the logits; 2 bytes a row of the map.
-    assert [band.onnx_bytes for band in found] == [984 * 364 + 2 * 49_152, 2950 * 184 + 2 * 49_152]
+    # The zero row besides; 4 bytes a column of the logits; 2 bytes a row of the map.
+    assert [band.onnx_bytes for band in found] == [984 * 328 + 2 * 49_152, 2950 * 166 + 2 * 49_152]
 
 
 def test_a_map_into_more_rows_than_16_bits_count_takes_four_bytes() -> None:
     (small,) = decide_bands(wishes(65_535 / 262_144), TABLE, 262_144, 64, "q4_0")
     (large,) = decide_bands(wishes(0.25), TABLE, 262_144, 64, "q4_0")
     assert (small.rows, large.rows) == (65_535, 65_536)
-    assert small.onnx_bytes == 65_536 * (40 + 4) + 2 * 262_144
-    assert large.onnx_bytes == 65_537 * (40 + 4) + 4 * 262_144
+    assert small.onnx_bytes == 65_536 * (36 + 4) + 2 * 262_144
+    assert large.onnx_bytes == 65_537 * (36 + 4) + 4 * 262_144
 
 
 def test_the_shares_of_a_whole_table_leave_no_row_out() -> None:
@@ -64,7 +64,7 @@ def test_the_shares_of_a_whole_table_leave_no_row_out() -> None:
     assert sum(band.rows for band in found) == 333
     (whole,) = decide_bands(wishes(1.0), TABLE, 320, 64, "q8_0")
     assert whole.rows == 320
-    assert whole.onnx_bytes == 320 * (32 + 8 + 4) + 2 * 320  # no zero row
+    assert whole.onnx_bytes == 320 * (32 + 4 + 4) + 2 * 320  # no zero row
 
 
 def test_no_wishes_are_no_bands_whatever_the_table() -> None:
