@@ -241,7 +241,11 @@ class QuantizedCheckpoint:
 
     def packed(self, name: str) -> tuple[NDArray[np.uint8], Scales]:
         """Packed codes ``[rows, blocks, bytes]`` in ONNX bit order, and scales."""
-        return self._get(f"{name}.codes"), self._get(f"{name}.scales")
+        return self._get(f"{name}.codes"), self.scales(name)
+
+    def scales(self, name: str) -> Scales:
+        """Scales of an integer-scheme matrix."""
+        return self._get(f"{name}.scales")
 
     def bands(self, name: str) -> tuple[Band, ...]:
         """Row bands of a table, the most worthwhile rows first; none for other matrices."""

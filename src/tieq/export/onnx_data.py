@@ -48,6 +48,7 @@ class DataFile:
     def __init__(self, file: BinaryIO, path: Path, graph: ir.Graph, beside: DataFile | None = None) -> None:
         self.file, self.path, self.graph = file, path, graph
         self._places: dict[str, tuple[int, int]] = {} if beside is None else beside._places
+        self._kinds: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {} if beside is None else beside._kinds
         self._widened: dict[str, ir.Value] = {}
 
     def initializer(self, name: str, payload: str, values: NDArray[Any], shape: tuple[int, ...]) -> ir.Value:
@@ -59,8 +60,11 @@ class DataFile:
             return self.graph.initializers[name]
         if payload not in self._places:
             self._places[payload] = self._append(values)
+            self._kinds[payload] = values.dtype, values.shape
+        return self._register(name, payload, _TYPES[values.dtype], shape)
+
+    def _register(self, name: str, payload: str, dtype: ir.DataType, shape: tuple[int, ...]) -> ir.Value:
         offset, length = self._places[payload]
-        dtype = _TYPES[values.dtype]
         tensor = ir.ExternalTensor(
             location=self.path.name,
             offset=offset,
@@ -85,6 +89,10 @@ class DataFile:
     def product_view(self, names: Sequence[str], checkpoint: QuantizedCheckpoint) -> ir.Value:
         """Codes ``[rows, blocks, bytes]`` as MatMulNBits takes them; of several matrices one after the other."""
         name = joined(names)
+        if name in self._kinds:  # the other graph has written it, or the other role
+            dtype, shape = self._kinds[name]
+            view = self.graph.initializers.get(f"{name}.codes")
+            return self._register(f"{name}.codes", name, _TYPES[dtype], shape) if view is None else view
         packed = np.concatenate([checkpoint.packed(each)[0] for each in names])
         return self.initializer(f"{name}.codes", name, packed, packed.shape)
 
@@ -96,7 +104,7 @@ class DataFile:
     def scales(self, names: Sequence[str], checkpoint: QuantizedCheckpoint) -> tuple[list[ir.Node], ir.Value]:
         """Float scales ``[rows, blocks]``: see :meth:`widened`."""
         name = f"{joined(names)}.scales"
-        return self.widened(name, np.concatenate([checkpoint.packed(each)[1] for each in names]))
+        return self.widened(name, np.concatenate([checkpoint.scales(each) for each in names]))
 
     def widened(self, name: str, values: NDArray[np.float16]) -> tuple[list[ir.Node], ir.Value]:
         """An initializer as it is, in fp16, and float32 behind a Cast: the node at the first use, and its value."""
