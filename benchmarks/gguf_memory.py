@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
+
+from benchmarks.speed.command import run
 
 _RUN = """
 import sys, runpy
@@ -36,8 +37,7 @@ def measure(file: Path, rounds: int = 5) -> dict[str, dict[str, float]]:
     for _ in range(rounds):
         for kind, found in rows.items():
             command = [sys.executable, "-c", script, file, kind]
-            made = subprocess.run(command, check=True, capture_output=True, text=True)
-            found.append(json.loads(made.stdout.strip().splitlines()[-1]))
+            found.append(json.loads(run(command).output.strip().splitlines()[-1]))
     return {
         kind: {key: statistics.median(row[key] for row in found) for key in ("rate", "peak")}
         for kind, found in rows.items()

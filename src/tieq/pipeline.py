@@ -252,6 +252,7 @@ def _write_containers(
             logits=job.parts.logits,
             tied=job.graph.tied,
             accuracy_level=job.recipe.onnx.accuracy_level,
+            generation=_own_generation(job),
         )
         files.append(onnx_file)
     if "ort" in job.plan.formats:
@@ -273,6 +274,12 @@ def _write_containers(
             body = next((d.scheme for d in job.plan.decisions if d.role == "body"), "f16")
             files.append(write_gguf(checkpoint, job.layout, folder / "gguf", body))
     return files, graph
+
+
+def _own_generation(job: Job) -> dict[str, Any] | None:
+    """The model's own ``generation_config.json``, where there is one."""
+    file = None if job.tokenizer is None else job.tokenizer.folder / "generation_config.json"
+    return artifact.read_json(file) if file is not None and file.exists() else None
 
 
 def _finish(

@@ -61,12 +61,11 @@ def validate_path(
         runtime(name)  # a wrong name is said before the reference model is loaded
     earlier = None if baseline is None else read_json(baseline)
     if earlier is not None:
-        own = path / MANIFEST
-        refuse_baseline(earlier, read_json(own)["source"]["fingerprint"] if own.exists() else None)
+        refuse_baseline(earlier, _manifest(path)["source"]["fingerprint"] if path.is_dir() else None)
     if not evaluate:
         if earlier is not None:
             raise TieqError("--baseline compares what is measured.", todo="Leave --no-evaluation out.")
-        return _prove(path)
+        return _prove(path, gates)
     found = _validate(path, runtimes, texts, gates, reference, sampling)
     if earlier is None:
         return found
@@ -75,16 +74,26 @@ def validate_path(
     return {**found, "passed": passed, "checks": [*found["checks"], *worse]}
 
 
-def _prove(path: Path) -> dict[str, Any]:
-    """The structure of an artifact's files or of one file, running nothing."""
+def _prove(path: Path, gates: Gates | None) -> dict[str, Any]:
+    """The structure and size of an artifact's files or of one file, running nothing."""
     tied: bool | None = None
     more: tuple[Check, ...] = ()
-    files = [path]
+    files, kept = [path], None
     if path.is_dir():
         manifest = _manifest(path)
         tied, more = bool(manifest["tied"]), (_files_check(path, manifest),)
-        files = artifact_files(path)
-    found = validate(files, sequences=None, allowed=None, reference=None, gates=Gates(), expect_tied=tied)
+        files, gates = artifact_files(path), gates or load_recipe(path / "recipe.yaml").gates
+        if manifest.get("body") == "kept":
+            kept = open_source(manifest["source"]["model"], gguf=True).path
+    found = validate(
+        files,
+        sequences=None,
+        allowed=None,
+        reference=None,
+        gates=gates or Gates(),
+        expect_tied=tied,
+        input_file=kept,
+    )
     found = dataclasses.replace(found, checks=(*more, *found.checks))
     return {**json.loads(json.dumps(found.to_json())), "evaluation": {"description": "none"}}
 

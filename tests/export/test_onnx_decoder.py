@@ -306,3 +306,38 @@ def test_a_graph_for_generation_that_reads_other_bytes_fails_its_gate(tiny_expor
     (found,) = generation_checks(prove(folder / "model.onnx"))
     assert not found.passed
     assert "second.data" in str(found.value)
+
+
+def test_a_tied_head_keeps_its_bias(tmp_path):
+    from tieq.pipeline import export
+
+    checkpoint = tiny.save(tmp_path / "phi", "phi", tie_word_embeddings=True)
+    result = export(str(checkpoint), tiny.recipe(), tmp_path / "out", ("onnx",))
+    ids, mask = batch_of(1, "none")
+    expected = expected_logits(transformers_model(checkpoint, result.folder), ids, mask)
+    found = run(open_graph(result.folder / "onnx" / "model.onnx"), ids, mask)["logits"]
+    assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+def test_the_models_own_ends_of_turns_reach_both_configurations(tmp_path):
+    from tieq.pipeline import export
+
+    checkpoint = tiny.save(tmp_path / "chat")
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [1, 7], "temperature": 0.6}')
+    folder = export(str(checkpoint), tiny.recipe(effort="quick", evaluation=None), tmp_path / "out").folder / "onnx"
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [1, 7]
+    found = json.loads((folder / "genai_config.json").read_text())
+    assert found["model"]["eos_token_id"] == [1, 7]
+    assert found["search"]["temperature"] == 0.6
+
+
+def test_a_size_is_a_gate_without_evaluation_and_a_kl_is_refused(tiny_export):
+    from tieq.cli.options import refuse_unmeasured
+    from tieq.errors import TieqError
+    from tieq.recipe import Gates
+    from tieq.revalidate import validate_path
+
+    found = validate_path(tiny_export("llama").folder, gates=Gates(max_bytes=1), evaluate=False)
+    assert {check["name"] for check in found["checks"] if not check["passed"]} == {"file size"}
+    with pytest.raises(TieqError, match="measures nothing"):
+        refuse_unmeasured(True, 0.1)

@@ -164,11 +164,12 @@ def validate(
     as_json: JsonOption = False,
 ) -> None:
     """Prove from the files that the table is single, and measure what quantization cost."""
-    from tieq.cli.options import build_gates, build_sampling, check_outputs, write_outputs
+    from tieq.cli.options import build_gates, build_sampling, check_outputs, refuse_unmeasured, write_outputs
     from tieq.cli.show import show_checks
     from tieq.revalidate import validate_path
 
     check_outputs(junit, markdown)
+    refuse_unmeasured(no_evaluation, max_kl, min_top1, max_perplexity_ratio)
     found = validate_path(
         path,
         runtimes=runtime,

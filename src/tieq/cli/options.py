@@ -153,6 +153,16 @@ def check_effort(effort: str) -> Effort:
     return cast(Effort, effort)
 
 
+def refuse_unmeasured(no_evaluation: bool, *bounds: float | None) -> None:
+    """Refuse a bound on what nothing would measure.
+
+    Raises:
+        TieqError: if there is one.
+    """
+    if no_evaluation and any(bound is not None for bound in bounds):
+        raise TieqError("--no-evaluation measures nothing that a bound could hold for.", todo="Leave one of them out.")
+
+
 def check_outputs(*paths: Path | None) -> None:
     """Refuse files that cannot be written, before anything is run.
 

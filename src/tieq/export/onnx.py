@@ -38,7 +38,7 @@ def write_onnx(
     logits: str,
     tied: bool,
     accuracy_level: int,
-    wanted: str = "fused",
+    generation: dict[str, Any] | None = None,
 ) -> tuple[Path, str]:
     """Write ``model.onnx``, ``model.onnx_data`` and the model's configuration into ``folder``.
 
@@ -54,7 +54,7 @@ def write_onnx(
         logits: parameter name of the logits matrix in the model.
         tied: whether the lookup table plays the logits role too.
         accuracy_level: see :class:`tieq.export.onnx_products.Products`.
-        wanted: ``fused``, or ``optimum`` for its graph of any model.
+        generation: the model's own ``generation_config.json``: a chat model ends turns with tokens that only it names.
 
     Returns:
         The path of the model file, and which graph it has: ``fused``, or ``optimum`` with the reason.
@@ -68,7 +68,7 @@ def write_onnx(
     from tieq.export.onnx_products import Products
     from tieq.export.onnx_surgery import Surgeon
 
-    described, kind = _described(config, checkpoint) if wanted == "fused" else (None, "optimum (asked for)")
+    described, kind = _described(config, checkpoint)
     with tempfile.TemporaryDirectory(dir=folder) as scratch, (folder / DATA).open("wb") as file:
         if described is None:
             with stage("ONNX: float graph (optimum)"):
@@ -94,18 +94,20 @@ def write_onnx(
                         Products(data, checkpoint, accuracy_level),
                         checkpoint,
                         lookup=lookup,
-                        logits=lookup if tied else logits,
+                        logits=logits,
+                        tied=tied,
                         generate=name == GENERATION_GRAPH,
                     ).build(int(config["vocab_size"]))
                     _save(model, data, folder / name)
     documents = model_documents(config)
     settings = {"dtype": "fp32", "use_external_data_format": {MODEL: 1}}
     documents["config.json"] = with_settings(documents["config.json"], settings)
+    if generation is not None:
+        documents["generation_config.json"] = json.dumps(generation, indent=2) + "\n"
     if described is not None:
-        generation = json.loads(documents["generation_config.json"])
-        documents[genai.FILE] = (
-            json.dumps(genai.genai_config(described, config, generation, GENERATION_GRAPH), indent=2) + "\n"
-        )
+        own = json.loads(documents["generation_config.json"])
+        found = genai.genai_config(described, config, own, GENERATION_GRAPH)
+        documents[genai.FILE] = json.dumps(found, indent=2) + "\n"
     for name, content in documents.items():
         (folder / name).write_text(content, encoding="utf-8")
     return folder / MODEL, kind

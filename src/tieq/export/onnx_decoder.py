@@ -34,6 +34,7 @@ class DecoderGraph:
         products: makes lookups and products.
         checkpoint: quantized matrices, norms and biases.
         lookup: name of the lookup table; ``logits`` of the matrix of the logits role.
+        tied: whether the lookup table plays the logits role too; a bias stays under the logits' name.
         generate: the graph for generation.
     """
 
@@ -46,10 +47,12 @@ class DecoderGraph:
         *,
         lookup: str,
         logits: str,
+        tied: bool,
         generate: bool = False,
     ) -> None:
         self.decoder, self.nodes, self.products, self.checkpoint = decoder, nodes, products, checkpoint
         self._lookup, self._logits, self._generate = lookup, logits, generate
+        self._head_matrix = lookup if tied else logits
         self._floats = set(checkpoint.floats)
 
     def build(self, rows: int) -> None:
@@ -196,12 +199,12 @@ class DecoderGraph:
     def _multiply(self, layer: Layer, names: Sequence[str], hidden: ir.Value) -> Sequence[ir.Value]:
         """Products of one input: one value where the matrices can be one product, else a value each."""
         matrices = [f"{layer.prefix}{name}" for name in names]
-        if len(names) > 1 and not self.products.together([f"{name}.weight" for name in matrices]):
-            return [self._multiply(layer, [name], hidden)[0] for name in names]
         biases = [f"{name}.bias" for name in matrices if f"{name}.bias" in self._floats]
+        alike = len(biases) in (0, len(matrices)) and self.products.together([f"{name}.weight" for name in matrices])
+        if len(names) > 1 and not alike:
+            return [self._multiply(layer, [name], hidden)[0] for name in names]
         bias = None
         if biases:
-            assert len(biases) == len(matrices)
             values = np.concatenate([self.checkpoint.tensor(name) for name in biases])
             bias = self.nodes.constant(f"{layer.prefix}{'+'.join(names)}.bias", values)
         made = self.products.multiply([f"{name}.weight" for name in matrices], hidden, bias)
@@ -213,7 +216,7 @@ class DecoderGraph:
         bias = None
         if use.bias and name in self._floats:
             bias = add.constant(name, self.checkpoint.tensor(name))
-        value = add.last(self.products.multiply(self._logits, hidden), "lm_head")
+        value = add.last(self.products.multiply(self._head_matrix, hidden), "lm_head")
         if bias is not None:
             value = add("Add", [value, bias], "lm_head/bias")
         value = self._scaled(value, use.multiplier, "lm_head/scale")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tieq.artifact import UNLISTED
+from tieq.source.package import file_sha256
 
 _DISTRIBUTIONS = (
     "tieq", "torch", "transformers", "optimum", "optimum-onnx", "onnx", "onnx-ir", "onnxruntime", "llama-cpp-python",
@@ -35,19 +35,11 @@ def file_entries(folder: Path) -> list[dict[str, Any]]:
         if path.is_file() and path.relative_to(folder).as_posix() not in UNLISTED
     ]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        digests = list(pool.map(_sha256, paths))
+        digests = list(pool.map(file_sha256, paths))
     return [
         {"path": path.relative_to(folder).as_posix(), "bytes": path.stat().st_size, "sha256": digest}
         for path, digest in zip(paths, digests, strict=True)
     ]
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def container_entries(checks: dict[str, Any]) -> dict[str, Any]:

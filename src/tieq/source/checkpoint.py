@@ -235,7 +235,8 @@ class CheckpointSource(ModelSource):
             for first in range(start, stop, step):
                 count = min(step, stop - first)
                 content = buffer[: count * width]
-                file.readinto(content.data)
+                if file.readinto(content.data) != len(content):
+                    raise RefusedError("ended while it was read.", where=str(shard), todo="Download it again.")
                 yield first, content.view(kind).reshape(count, *info.shape[1:])
 
     def parameters(self) -> int:

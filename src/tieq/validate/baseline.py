@@ -37,7 +37,9 @@ def refuse_baseline(baseline: dict[str, Any], fingerprint: str | None) -> None:
     Raises:
         TieqError: if it is no manifest of an export, holds no measurement, or belongs to another model.
     """
-    if "containers" not in baseline or "source" not in baseline:
+    source = baseline.get("source")
+    parts = (source, baseline.get("containers"), baseline.get("evaluation"))
+    if not all(isinstance(part, dict) for part in parts) or "fingerprint" not in (source or {}):
         raise TieqError("is no manifest of an export.", where="--baseline", todo="Name a manifest.json.")
     if not baseline.get("measured"):
         raise TieqError(
