@@ -1,9 +1,10 @@
-"""``report.md``: verdict, files, the tie, runtimes, gates, and what was used."""
+"""``report.md``, a model card: verdict, how to run it, files, the tie, runtimes, gates, and what was used."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from tieq.report.card import front_matter, run_text
 from tieq.report.tables import (
     CHECK_HEADER,
     FILE_HEADER,
@@ -28,10 +29,13 @@ def report_markdown(manifest: dict[str, Any], checks: dict[str, Any], graph: dic
     verdict = "all gates hold" if checks["passed"] else "a gate FAILED"
     failed = [check for check in checks["checks"] if not check["passed"]]
     parts = [
+        front_matter(manifest),
         f"# {manifest['source']['label']}, {manifest['recipe']['name']}: {verdict}",
         "\n".join(
             f"- **{check['name']}** ({check['subject']}): {check['detail'] or check['value']}" for check in failed
         ),
+        "## Run it",
+        run_text(manifest),
         "## Files",
         markdown_table(FILE_HEADER, file_rows(checks)),
         "## The tie",

@@ -8,6 +8,8 @@ Row = tuple[str, ...]
 FILE_HEADER = ("container", "size", "table", "bits/weight", "copies", "read by")
 RUNTIME_HEADER = ("runtime", "KL (nats/token)", "top-1", "perplexity ratio", "perplexity")
 INPUT_FILE = "the input file"
+# JSON has no infinity: a null stands for it.
+NOT_FINITE = "not finite"
 CHECK_HEADER = ("gate", "subject", "measured", "bound", "holds")
 
 
@@ -18,8 +20,10 @@ def megabytes(count: int) -> str:
 
 def estimate(found: dict[str, Any], digits: int) -> str:
     """A value with its standard error."""
-    error = found["standard_error"]
-    return f"{found['value']:.{digits}f}" + ("" if error is None else f" +- {error:.{digits}f}")
+    value, error = found["value"], found["standard_error"]
+    if value is None:
+        return NOT_FINITE
+    return f"{value:.{digits}f}" + ("" if error is None else f" +- {error:.{digits}f}")
 
 
 def file_rows(checks: dict[str, Any]) -> list[Row]:
@@ -58,7 +62,7 @@ def runtime_rows(checks: dict[str, Any]) -> list[Row]:
     of_input = [(item, INPUT_FILE) for item in checks.get("input", {}).get("runtimes", [])]
     for item, of in [*of_input, *((item, "") for item in checks["runtimes"])]:
         name = ", ".join(part for part in (item["runtime"], item["mode"], of) if part)
-        perplexity = f"{item['perplexity']:.2f}"
+        perplexity = NOT_FINITE if item["perplexity"] is None else f"{item['perplexity']:.2f}"
         if item["scores"] is None:
             rows.append((name, "no reference", "", "", perplexity))
             continue
@@ -84,6 +88,6 @@ def check_rows(checks: dict[str, Any]) -> list[Row]:
     rows: list[Row] = []
     for check in checks["checks"]:
         value = check["value"]
-        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        shown = NOT_FINITE if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
         rows.append((check["name"], check["subject"], shown, check["bound"], "yes" if check["passed"] else "NO"))
     return rows

@@ -95,6 +95,10 @@ class ModelSource(abc.ABC):
     def fingerprint(self) -> str:
         """SHA-256 over the weights' bytes and the configuration."""
 
+    def license_id(self) -> str | None:
+        """The license that the source's own metadata names, or None."""
+        return None
+
     def bad_rows(self, info: TensorInfo, chunk: int = 8192) -> list[int]:
         """Rows of a role tensor that hold NaN or infinity."""
         bad: list[int] = []
@@ -103,6 +107,20 @@ class ModelSource(abc.ABC):
             rows = np.flatnonzero(~np.isfinite(block).all(axis=1))
             bad.extend(int(row) + start for row in rows)
         return bad
+
+
+def license_of_card(card: Path) -> str | None:
+    """``license`` in the front matter of a hub model card; None where there is no card, or one that says none."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        parts = card.read_text(encoding="utf-8").split("---", 2)
+        content = YAML(typ="safe").load(parts[1]) if len(parts) == 3 and not parts[0].strip() else None
+    except (OSError, ValueError, YAMLError):
+        return None
+    found = content.get("license") if isinstance(content, dict) else None
+    return found if isinstance(found, str) and found else None
 
 
 def text_config(config: dict[str, Any], where: str) -> dict[str, Any]:

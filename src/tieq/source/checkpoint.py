@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tieq.artifact import read_json
 from tieq.errors import RefusedError
 from tieq.records import TensorInfo
-from tieq.source.base import GgufLayout, ModelSource, text_config
+from tieq.source.base import GgufLayout, ModelSource, license_of_card, text_config
 from tieq.source.converter import Converter
 
 INDEX = "model.safetensors.index.json"
@@ -269,6 +269,10 @@ class CheckpointSource(ModelSource):
         """The causal language model's class: the family's where the checkpoint names a multimodal one."""
         named = (self.config.get("architectures") or self.full_config.get("architectures") or [""])[0]
         return self.family.architecture or str(named)
+
+    def license_id(self) -> str | None:
+        """``license`` in the front matter of the folder's ``README.md``."""
+        return license_of_card(self.path / "README.md")
 
     def fingerprint(self) -> str:
         """SHA-256 over ``config.json`` and every shard, in order of name."""

@@ -201,6 +201,11 @@ class GgufSource(ModelSource):
         extras = {name: self.file.read(name) for name in self.file.tensors if name not in used}
         return GgufLayout(metadata, placements, extras)
 
+    def license_id(self) -> str | None:
+        """``general.license`` of the file's metadata."""
+        found = self.file.get("general.license")
+        return found if isinstance(found, str) and found else None
+
     def fingerprint(self) -> str:
         """SHA-256 of the file."""
         digest = hashlib.sha256()

@@ -18,8 +18,8 @@ from tieq.source import package
 from tieq.source.base import ModelSource
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_FILE_SUFFIXES = (".gguf", ".onnx", ".ort", ".safetensors")
-_HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "*.jinja"]
+_FILE_SUFFIXES = (".gguf", ".onnx", ".ort", ".safetensors", ".tflite")
+_HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "*.jinja", "README.md"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +56,14 @@ def known_config(model: str) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
+def is_remote(model: str) -> bool:
+    """Whether a name that is no path here is an alias or has the form of a hub id; nothing is fetched."""
+    if model.lower() in aliases():
+        return True
+    is_path = model.startswith((".", "~")) or model.endswith(_FILE_SUFFIXES)
+    return not is_path and _HUB_ID.fullmatch(model) is not None
+
+
 def open_source(model: str, *, gguf: bool = False) -> ModelSource:
     """Open a model for reading.
 
@@ -78,7 +86,7 @@ def open_source(model: str, *, gguf: bool = False) -> ModelSource:
     alias = aliases().get(model.lower())
     if alias is not None:
         return _open_alias(alias, gguf)
-    if _HUB_ID.fullmatch(model) and not model.startswith((".", "~")) and not model.endswith(_FILE_SUFFIXES):
+    if is_remote(model):
         by_hub = next((a for a in aliases().values() if a.hub.lower() == model.lower()), None)
         return _open_alias(by_hub or Alias(model.rpartition("/")[2], model), gguf)
     near = difflib.get_close_matches(model.lower(), aliases(), n=3)
