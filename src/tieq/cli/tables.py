@@ -12,14 +12,14 @@ def print_line(text: str = "") -> None:
     print(text)
 
 
-def print_table(header: Row, rows: list[Row]) -> None:
-    """Print a table with a rule below its header."""
+def print_table(header: Row, rows: list[Row], width: int = 160) -> None:
+    """Print a table with a rule below its header; ``width`` is that of pipes and CI logs."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    # Wide enough for pipes and CI logs, where rich would otherwise fold cells at 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, emoji=False)
+    # Where there is no terminal, rich would fold cells at 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else width, highlight=False, emoji=False)
     table = Table(*header, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
