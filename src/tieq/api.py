@@ -44,7 +44,8 @@ def export(
         out: artifact folder.
         bits: 2, 4 or 8, and for GGUF alone 3, 5, 6; unused with a recipe.
         recipe: recipe file, name of a shipped recipe, or record.
-        formats: containers, of ``onnx``, ``ort`` and ``gguf``; None for ONNX and GGUF, or GGUF where the body is kept.
+        formats: containers, of ``onnx``, ``ort``, ``gguf`` and ``litert``; None for ONNX and GGUF, or GGUF where the
+            body is kept.
         calibration: text files, and ``samples`` for text that the model writes itself, instead of the default mixture.
         cache: reuse calibration statistics of an earlier call, and keep them for later ones.
         plan_file: a ``plan.json`` of :func:`plan`, whose precisions go before the recipe's.
@@ -101,7 +102,7 @@ def plan(
         target_size: bytes that no container may exceed.
         max_kl: mean KL in nats per token, of which the smallest file is wanted; unused with a size.
         effort: ``standard`` or ``best``, as for an export.
-        formats: containers, of ``onnx``, ``ort`` and ``gguf``.
+        formats: containers, of ``onnx``, ``ort``, ``gguf`` and ``litert``.
         measured: quantize the choice, measure it in the float model and correct it.
 
     Raises:

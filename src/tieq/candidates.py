@@ -81,7 +81,7 @@ def table_choices(
         candidates.append(Candidate(label, bytes_of(made, formats), sample.total(costs)))
         precisions[label] = precision
 
-    banded = decision.role == "table" and bool({"onnx", "ort"} & set(formats))
+    banded = decision.role == "table" and bool({"onnx", "ort"} & set(formats)) and "litert" not in formats
     for scheme in _schemes(decision.columns, formats):
         made = decide(decision, Precision(scheme=scheme), recipe, formats)
         errors = rows - round_trip(made, rows, importance)
@@ -161,7 +161,8 @@ class _TableSample:
 
 
 def _schemes(columns: int, formats: tuple[str, ...]) -> list[SchemeName]:
-    onnx = bool({"onnx", "ort"} & set(formats))
+    # LiteRT's operators hold what ONNX's hold.
+    onnx = bool({"onnx", "ort", "litert"} & set(formats))
     known = _IN_GGUF if not onnx else _IN_BOTH if "gguf" in formats else _IN_ONNX
     found = [s for s in known if columns % (SCHEMES[s].block if s in SCHEMES else ggml.block_size(s)) == 0]
     return found or ["f16"]

@@ -6,6 +6,7 @@ interrupted goes on where it was. ``TIEQ_NO_CACHE`` leaves the cache alone.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import json
@@ -92,7 +93,8 @@ def _solve(
 def _solve_piece(decision: Decision, weights: NDArray[np.float32], importance: NDArray[np.float32] | None) -> Tensors:
     scheme = decision.scheme
     if scheme in SCHEMES:
-        codes, scales = SOLVERS[decision.solver](weights, SCHEMES[scheme], importance)
+        grid = dataclasses.replace(SCHEMES[scheme], positive=decision.positive)
+        codes, scales = SOLVERS[decision.solver](weights, grid, importance)
         return {".codes": pack_codes(codes, SCHEMES[scheme].bits), ".scales": scales}
     if scheme == "f16":
         limit = np.finfo(np.float16).max
@@ -116,7 +118,8 @@ class _KeptSolution:
     ) -> None:
         self._files = KeptFiles(cache_folder() / "solved", ".safetensors", _LARGEST_FOLDER)
         inputs = {"weights": weights} if importance is None else {"weights": weights, "importance": importance}
-        text = f"{decision.scheme} {decision.solver} {_solver_digest()} {content_digest(inputs)}"
+        grid = f"{decision.scheme}{' positive' if decision.positive else ''}"
+        text = f"{grid} {decision.solver} {_solver_digest()} {content_digest(inputs)}"
         self._key = hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def load(self) -> Tensors | None:

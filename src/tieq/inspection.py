@@ -15,13 +15,13 @@ def inspect(model: str) -> dict[str, Any]:
     """Describe the tie of MODEL as a plain dictionary.
 
     Args:
-        model: alias, hub id, checkpoint folder, ``.gguf`` or ``.onnx`` file, artifact folder.
+        model: alias, hub id, checkpoint folder, ``.gguf``, ``.onnx`` or ``.tflite`` file, artifact folder.
 
     Raises:
         TieqError: if it cannot be found or read.
     """
     path = Path(model).expanduser()
-    if path.suffix in (".onnx", ".ort") and path.is_file():
+    if path.suffix in (".onnx", ".ort", ".tflite") and path.is_file():
         return {"model": model, "kind": "container", "containers": [_container(path)]}
     if path.is_dir() and (path / MANIFEST).exists():
         files = artifact_files(path)
@@ -42,7 +42,7 @@ def artifact_files(folder: Path) -> list[Path]:
         TieqError: if it holds none.
     """
     manifest = read_json(folder / MANIFEST)
-    names = {"onnx": "onnx/model.onnx", "ort": "ort/model.ort", "gguf": "gguf/model.gguf"}
+    names = {f: f"{f}/model.{f}" for f in ("onnx", "ort", "gguf")} | {"litert": "litert/model.tflite"}
     files = [folder / names[name] for name in manifest.get("formats", []) if name in names]
     missing = [str(file) for file in files if not file.is_file()]
     if missing or not files:

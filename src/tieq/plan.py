@@ -53,6 +53,8 @@ class Plan:
 
 def _decision_json(decision: Decision) -> dict[str, Any]:
     plain = dataclasses.asdict(decision)
+    if not decision.positive:
+        del plain["positive"]
     if not decision.bands:
         del plain["bands"]
         return plain
@@ -81,7 +83,7 @@ def make_plan(
         parts: the model's matrices.
         graph: which tables are shared.
         recipe: what is wished for.
-        formats: containers that will be written, of ``onnx``, ``ort`` and ``gguf``.
+        formats: containers that will be written, of ``onnx``, ``ort``, ``gguf`` and ``litert``.
         table: source tensor that holds the shared table.
         calibrated: whether second moments can be measured, where the recipe's effort wants them.
         choices: precisions by matrix name, over the recipe's; what a budget has chosen.
@@ -139,7 +141,8 @@ def _decide(
     _check_formats(name, chosen, formats)
     bits = SCHEMES[chosen].bits_per_weight if chosen in SCHEMES else ggml.bits_per_weight(chosen)
     solver = _solver(chosen, wish.solver or SOLVER_BY_EFFORT[recipe.effort])
-    return Decision(name, name, role, rows, columns, chosen, solver, bits, reason)
+    positive = "litert" in formats and recipe.litert.activations == "int8" and chosen == "q4_0"
+    return Decision(name, name, role, rows, columns, chosen, solver, bits, reason, positive=positive)
 
 
 def _solver(scheme: str, wish: Solver) -> str:
@@ -187,10 +190,11 @@ def _block(scheme: str) -> int:
 
 def _check_formats(name: str, scheme: str, formats: tuple[str, ...]) -> None:
     held = [*(name for name, geometry in SCHEMES.items() if geometry.onnx), "f16"]
-    if {"onnx", "ort"} & set(formats) and scheme not in held:
+    if {"onnx", "ort", "litert"} & set(formats) and scheme not in held:
         exact = ", ".join(held)
+        holder = "ONNX" if {"onnx", "ort"} & set(formats) else "LiteRT"
         raise RefusedError(
-            f"ONNX operators cannot hold {scheme}.",
+            f"{holder} operators cannot hold {scheme}.",
             where=name,
             todo=f"Use one of {exact} (bits 2, 4, 8), or export with `--format gguf` only.",
         )

@@ -21,6 +21,8 @@ from tieq.report.manifest import versions
 # What a container holds beside the matrices and float tensors: a graph's nodes for each matrix and for the rest.
 _ONNX_NODES_PER_MATRIX, _ONNX_REST = 6_500, 30_000
 _GGUF_PER_TENSOR = 96
+# And the number of each row of the table, by which a LiteRT product looks it up.
+_LITERT_PER_MATRIX, _LITERT_REST, _LITERT_PER_ROW = 2_200, 30_000, 4
 # A runtime adds its own rounding of activations, and another text is a little dearer or cheaper.
 _MARGIN = 0.9
 _LEAST_COST = 1e-6  # nats per token, under which a ratio of costs says nothing
@@ -184,6 +186,9 @@ def _fixed_bytes(job: Job) -> int:
     sizes = []
     if {"onnx", "ort"} & set(job.plan.formats):
         sizes.append(floats + _ONNX_REST + _ONNX_NODES_PER_MATRIX * len(job.plan.decisions))
+    if "litert" in job.plan.formats:
+        rest = _LITERT_REST + _LITERT_PER_ROW * job.graph.rows
+        sizes.append(floats + rest + _LITERT_PER_MATRIX * len(job.plan.decisions))
     if job.layout is not None:
         metadata = sum(_encoded_bytes(entry.value) for entry in job.layout.metadata.values())
         sizes.append(floats + metadata + _GGUF_PER_TENSOR * len(job.parts.shapes))

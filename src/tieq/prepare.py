@@ -17,7 +17,7 @@ from tieq.source.reference import Inventory, inventory
 from tieq.source.tie import refuse_unexportable, table_name, tie_graph
 from tieq.source.tokenizer import TextTokenizer, check_rows
 
-FORMATS = ("onnx", "ort", "gguf")
+FORMATS = ("onnx", "ort", "gguf", "litert")
 DEFAULT_FORMATS = ("onnx", "gguf")
 KEPT_FORMATS = ("gguf",)
 
@@ -101,12 +101,16 @@ def prepare(
         )
     planned = parts if kept is None else dataclasses.replace(parts, body=())
     plan = make_plan(planned, graph, recipe, formats, table, calibrated=tokenizer is not None, choices=choices)
+    if "litert" in formats:
+        from tieq.export.litert import check_litert
+
+        check_litert(source.config, parts.shapes, plan)
     notes = list(graph.notes)
     if kept is not None:
         notes.append(
             f"the body and all metadata (general.file_type too) are those of {source.path.name}, byte for byte."
         )
-    notes += _fallback_notes(plan)
+    notes += _plan_notes(plan)
     if recipe.table.bands and not graph.tied:
         notes.append("row bands refine a shared table; this model has a table for each role and takes none.")
     if "gguf" in formats and any(decision.bands for decision in plan.tables):
@@ -161,16 +165,19 @@ def _kept_file(source: ModelSource, recipe: Recipe, formats: tuple[str, ...]) ->
     return source.file
 
 
-def _fallback_notes(plan: Plan) -> list[str]:
-    """One note a kind of fallback, with its real bits per weight."""
+def _plan_notes(plan: Plan) -> list[str]:
+    """One note a kind of fallback, with its real bits per weight; and what another container asks of all."""
     groups: dict[str, list[str]] = {}
     for decision in plan.decisions:
         if decision.reason.startswith("fallback"):
             kind = f"{decision.scheme}, {decision.bits_per_weight} bits/weight ({decision.reason})"
             groups.setdefault(kind, []).append(decision.name)
-    return [
+    notes = [
         f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {kind}" for kind, names in groups.items()
     ]
+    if any(decision.positive for decision in plan.decisions):
+        notes.append("q4_0 has no negative scales here, which LiteRT's integer products refuse; so in every container.")
+    return notes
 
 
 def _correct_config(source: ModelSource, graph: TieGraph) -> None:

@@ -155,6 +155,7 @@ class Decision:
     """The precision of one matrix: scheme, solver, stored bits per weight, and why.
 
     ``name`` is the model's own name for the matrix, ``stored`` the source tensor that its values are read from.
+    ``positive`` leaves negative scales out, for a container whose kernels take none.
     """
 
     name: str
@@ -168,6 +169,7 @@ class Decision:
     reason: str
     transposed: bool = False
     bands: tuple[BandDecision, ...] = ()
+    positive: bool = False
 
     @property
     def total_bits_per_weight(self) -> float:
@@ -197,7 +199,10 @@ class Payload:
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One gate: what was measured, against which bound, and whether it holds."""
+    """One gate: what was measured, against which bound, and whether it holds.
+
+    ``undecided`` tells that the bound lies within the 95 % interval of what was measured.
+    """
 
     name: str
     subject: str
@@ -205,3 +210,4 @@ class Check:
     bound: str
     passed: bool
     detail: str = ""
+    undecided: bool = False

@@ -35,6 +35,8 @@ class Scheme:
         unpack_gguf: the inverse.
         affine: whether blocks have minima. Scales are ``[rows, blocks]`` without and ``[rows, blocks, 2]`` (scale,
             minimum) with them.
+        positive: whether a solver leaves negative scales out. They let a block's largest weight land on the longer end
+            of the grid whatever its sign; some kernels take none.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Scheme:
     pack_gguf: Callable[[Codes, Scales], NDArray[np.uint8]]
     unpack_gguf: Callable[[NDArray[np.uint8]], tuple[Codes, Scales]]
     affine: bool = False
+    positive: bool = False
 
     @property
     def zero_point(self) -> int:

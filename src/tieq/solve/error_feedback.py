@@ -39,7 +39,15 @@ def hessian(
         landings = np.concatenate([end * LANDINGS[scheme.bits] for end in (low, high)])
         shapes = np.stack([landings, landings], axis=1)
     levels = np.arange(low, high + 1, dtype=np.float32)
-    grid = Grid(levels, scheme.block, reach(scheme), shapes.astype(np.float32), scheme.affine, refits=True)
+    grid = Grid(
+        levels,
+        scheme.block,
+        reach(scheme),
+        shapes.astype(np.float32),
+        scheme.affine,
+        refits=True,
+        positive=scheme.positive,
+    )
     scales, minima = np.zeros((2, *shape[:2]), dtype=np.float32)
     steps = solve_grid(weights, importance, grid, scales, minima)
     # Levels as bytes wrap around at 256, and so does the sum: the codes come out right for negative levels too.
@@ -61,6 +69,7 @@ class Grid:
             the scales are given.
         affine: whether blocks have minima.
         refits: whether the descent may fit the scales anew, as fp16 numbers.
+        positive: whether scales may not be negative.
     """
 
     levels: NDArray[np.float32]
@@ -69,6 +78,7 @@ class Grid:
     shapes: NDArray[np.float32]
     affine: bool
     refits: bool
+    positive: bool = False
 
 
 def solve_grid(
@@ -105,8 +115,8 @@ def solve_grid(
         step, scale, minimum = np.empty_like(wanted), tile(scales[piece]), tile(minima[piece])
         start = wanted[:0] if starts is None else tile(starts[piece])
         solve_tile(
-            wanted, factor, cost, grid.levels, grid.width, grid.shapes, grid.affine, grid.refits, _SWEEPS,
-            start, step, scale, minimum,
+            wanted, factor, cost, grid.levels, grid.width, grid.shapes, grid.affine, grid.refits, grid.positive,
+            _SWEEPS, start, step, scale, minimum,
         )  # fmt: skip
         for whole, part in ((steps, step), (scales, scale), (minima, minimum)):
             whole[piece] = part.T[: rows - first]

@@ -28,25 +28,28 @@ def half(value):
 
 
 @compiled
-def solve_tile(weights, factor, cost, levels, width, shapes, affine, refits, sweeps, start, step, scale, minimum):
+def solve_tile(
+    weights, factor, cost, levels, width, shapes, affine, refits, positive, sweeps, start, step, scale, minimum
+):
     """Solve a tile of rows ``weights`` ``[columns, TILE]``: first pass with feedback, then coordinate descent.
 
     ``levels`` are the grid in ascending order, whole numbers; ``width`` the columns of a block. ``shapes``
     ``[candidates, 2]`` are the scales to try in each block: where its extreme weight lands (first number), or, if
     ``affine``, the shares of its range cut off below and above. Without any, ``scale`` and ``minimum``
     ``[blocks, TILE]`` are given, and so may be ``start`` ``[columns, TILE]``: levels for the descent to start from
-    where they cost a row less than the first pass. ``refits`` lets the descent fit fp16 scales anew.
+    where they cost a row less than the first pass. ``refits`` lets the descent fit fp16 scales anew; ``positive``
+    allows none below zero.
 
     Fills ``step`` ``[columns, TILE]`` (levels), and ``scale`` and ``minimum`` (fp16 values, where not given).
     """
     error, slope = np.empty_like(weights), np.empty_like(weights)
-    first_pass(weights.copy(), factor, levels, width, shapes, affine, step, scale, minimum)
+    first_pass(weights.copy(), factor, levels, width, shapes, affine, positive, step, scale, minimum)
     measure(weights, step, scale, minimum, width, cost, error, slope)
     if start.shape[0]:
         take_cheaper(weights, start, scale, minimum, width, cost, step, error, slope)
     for _ in range(sweeps):
         for first in range(0, weights.shape[0], width):
-            descend(error, slope, cost, levels, first, width, affine, refits, step, scale, minimum)
+            descend(error, slope, cost, levels, first, width, affine, refits, positive, step, scale, minimum)
 
 
 @compiled
@@ -70,7 +73,7 @@ def to_levels(values, levels, steps):
 
 
 @compiled
-def first_pass(current, factor, levels, width, shapes, affine, step, scale, minimum):
+def first_pass(current, factor, levels, width, shapes, affine, positive, step, scale, minimum):
     """Block by block: choose the scale, round with feedback, pass the error on to later columns."""
     columns = current.shape[0]
     errors = np.empty((width, TILE), np.float32)
@@ -79,7 +82,7 @@ def first_pass(current, factor, levels, width, shapes, affine, step, scale, mini
         block, number = current[start : start + width], start // width
         inner = np.ascontiguousarray(factor[start : start + width, start : start + width])
         if shapes.shape[0]:
-            search(block, inner, levels, shapes, affine, scale[number], minimum[number])
+            search(block, inner, levels, shapes, affine, positive, scale[number], minimum[number])
         simulate(block, inner, levels, scale[number], minimum[number], step[start : start + width], errors, total)
         for later in range(start + width, columns):
             target = current[later]
@@ -114,7 +117,7 @@ def simulate(block, inner, levels, scale, minimum, steps, errors, total):
 
 
 @compiled
-def search(block, inner, levels, shapes, affine, best_scale, best_minimum):
+def search(block, inner, levels, shapes, affine, positive, best_scale, best_minimum):
     """The candidate of least cost in each row, with its own feedback inside the block."""
     trial, steps, errors = np.empty_like(block), np.empty_like(block), np.empty_like(block)
     total, scale, minimum = zeros(), zeros(), zeros()
@@ -134,7 +137,7 @@ def search(block, inner, levels, shapes, affine, best_scale, best_minimum):
                 scale[row] = half((top - bottom) / (levels[-1] - levels[0]))
                 minimum[row] = half(bottom)
             else:
-                scale[row] = half(extreme[row] / below)
+                scale[row] = half(abs(extreme[row] / below) if positive else extreme[row] / below)
         trial[:] = block
         simulate(trial, inner, levels, scale, minimum, steps, errors, total)
         for row in range(TILE):
@@ -175,7 +178,7 @@ def take_cheaper(weights, start, scale, minimum, width, cost, step, error, slope
 
 
 @compiled
-def descend(error, slope, cost, levels, start, width, affine, refits, step, scale, minimum):
+def descend(error, slope, cost, levels, start, width, affine, refits, positive, step, scale, minimum):
     """One block of one sweep: least-squares scale, then each code; the cost never rises."""
     block, number = slice(start, start + width), start // width
     local, before, steps = slope[block].copy(), error[block].copy(), step[block]
@@ -183,7 +186,7 @@ def descend(error, slope, cost, levels, start, width, affine, refits, step, scal
     if refits and affine:
         refit_affine(error[block], local, inner, steps, scale[number], minimum[number])
     elif refits:
-        refit(error[block], local, inner, steps, scale[number])
+        refit(error[block], local, inner, steps, positive, scale[number])
     improve(error[block], local, inner, levels, steps, scale[number])
     moved = np.empty(width, np.int64)
     count = 0
@@ -214,7 +217,7 @@ def weigh(inner, steps, weighted):
 
 
 @compiled
-def refit(error, local, inner, steps, scale):
+def refit(error, local, inner, steps, positive, scale):
     """The block's least-squares scale where it helps after rounding to fp16, else the old one."""
     weighted, power, gain = np.empty_like(local), zeros(), zeros()
     weigh(inner, steps, weighted)
@@ -225,7 +228,7 @@ def refit(error, local, inner, steps, scale):
     for row in range(TILE):
         wished = np.float32(half(scale[row] + gain[row] / power[row])) if power[row] > 0 else scale[row]
         change = scale[row] - wished
-        kept = change * (change * power[row] + 2.0 * gain[row]) >= 0
+        kept = change * (change * power[row] + 2.0 * gain[row]) >= 0 or (positive and wished < 0)
         gain[row] = np.float32(0) if kept else change
         scale[row] = scale[row] if kept else wished
     for column in range(steps.shape[0]):

@@ -21,5 +21,7 @@ def nearest(
         blocks = clip_to_reach(blocks, scheme)
         scales = span_scales(blocks, scheme)
     else:
-        scales = to_half(signed_extreme(blocks) / np.float32(scheme.code_range[0] - scheme.zero_point))
+        low, high = (np.float32(end - scheme.zero_point) for end in scheme.code_range)
+        extreme = signed_extreme(blocks)
+        scales = to_half(extreme / (np.where(extreme > 0, high, low) if scheme.positive else low))
     return round_to_grid(blocks, scales, scheme), scales

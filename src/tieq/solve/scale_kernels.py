@@ -35,6 +35,7 @@ def search(
     weighting: NDArray[np.float32],
     ends: NDArray[np.float32],
     steps: NDArray[np.float32],
+    positive: bool,
     refits: int,
     codes: NDArray[np.uint8],
     scales: NDArray[np.float32],
@@ -46,6 +47,7 @@ def search(
         weighting: weight of an error, ``[count, block]``; block i takes row ``i % count``.
         ends: where a block's extreme weight may land, in steps, ``[candidates]``.
         steps: least and greatest step, ``[2]``.
+        positive: whether scales may not be negative.
         refits: least-squares refits.
         codes: set.
         scales: set.
@@ -60,7 +62,7 @@ def search(
         _begin(x, w, extreme, best_scale, best_error)
         for end in ends:
             for lane in range(_LANES):
-                scale[lane] = _half(extreme[lane] / end)
+                scale[lane] = _half(abs(extreme[lane] / end) if positive else extreme[lane] / end)
             _keep_better(x, w, low, high, scale, best_scale, best_error)
         for _ in range(refits):
             _fit(x, w, low, high, best_scale, scale)

@@ -78,7 +78,7 @@ def _search_symmetric(blocks: Blocks, scheme: Scheme, weighting: NDArray[np.floa
     steps = np.array(scheme.code_range, np.float32) - np.float32(scheme.zero_point)
     ends = np.concatenate([end * LANDINGS[scheme.bits] for end in steps])
     codes, scales = np.empty(flat.shape, np.uint8), np.empty(len(flat), np.float32)
-    search(flat, weights, ends, steps, _REFITS[False] if scheme.bits < 8 else 0, codes, scales)
+    search(flat, weights, ends, steps, scheme.positive, _REFITS[False] if scheme.bits < 8 else 0, codes, scales)
     codes += np.uint8(scheme.code_range[0])
     return codes.reshape(blocks.shape), scales.astype(np.float16).reshape(rows, count)
 
