@@ -13,6 +13,7 @@ import onnx
 import pytest
 import tiny
 import torch
+from damage import doubled_gguf, rewrite_gguf
 from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
@@ -262,11 +263,7 @@ class TestSharingLostOnTheWay:
         from tieq.validate.gates import structure_checks
         from tieq.validate.structure import prove
 
-        doubled = rewrite_gguf(
-            tiny_export().folder / "gguf" / "model.gguf",
-            tmp_path / "doubled.gguf",
-            lambda tensors: tensors.update({"output.weight": tensors["token_embd.weight"]}),
-        )
+        doubled = doubled_gguf(tiny_export().folder / "gguf" / "model.gguf", tmp_path / "doubled.gguf")
         (check,) = structure_checks(prove(doubled), None)
         assert not check.passed
         assert check.value == 2
@@ -527,25 +524,3 @@ def duplicate_table(path: Path) -> None:
         if entry.key == "offset":
             entry.value = "0"
     onnx.save(model, str(path))
-
-
-def rewrite_gguf(path: Path, target: Path, edit: Callable[[dict[str, Any]], None]) -> Path:
-    """Copy a GGUF file with gguf-py, its tensors edited as ``name -> (rows of bytes, type)``."""
-    from gguf import GGUFValueType, GGUFWriter
-
-    reader = GGUFReader(path)
-    tensors = {tensor.name: (np.array(tensor.data), tensor.tensor_type) for tensor in reader.tensors}
-    edit(tensors)
-    writer = GGUFWriter(target, reader.fields["general.architecture"].contents())
-    for key, field in reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":
-            continue
-        element = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
-        writer.add_key_value(key, field.contents(), field.types[0], sub_type=element)
-    for name, (data, kind) in tensors.items():
-        writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return target

@@ -8,6 +8,7 @@ Source: ONNX Runtime, "ORT model format".
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,14 @@ import numpy as np
 from tieq.progress import stage
 
 MODEL = "model.ort"
+# What ONNX Runtime's build script takes as --include_ops_by_config, with --enable_reduced_operator_type_support.
+OPERATORS = "required_operators_and_types.config"
 
 
 def write_ort(onnx_file: Path, folder: Path) -> Path:
     """Convert ``onnx_file`` (as written by :func:`tieq.export.onnx.write_onnx`) to ``folder/model.ort``.
+
+    Beside it goes the list of the operators and types that a reduced build of the runtime needs to run it.
 
     Returns:
         The path of the file.
@@ -47,7 +52,19 @@ def write_ort(onnx_file: Path, folder: Path) -> Path:
             onnxruntime.InferenceSession(
                 edited.name, options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
             )
+        _write_operators(target)
     return target
+
+
+def _write_operators(model: Path) -> None:
+    from onnxruntime.tools.ort_format_model.utils import create_config_from_models
+
+    logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)  # it would tell on stderr
+    listed = model.with_name(OPERATORS)
+    create_config_from_models([model], listed, enable_type_reduction=True)
+    # Its comment names the model by the path of this very run.
+    lines = [line for line in listed.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    listed.write_text("\n".join([f"# Generated from {model.name}", *lines]) + "\n", encoding="utf-8")
 
 
 def _widen_scales(graph: Any, folder: Path) -> None:

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 from tieq.errors import TieqError
+from tieq.runtimes.arm64 import LiteRtArm64, LlamaCppArm64, OnnxRuntimeArm64
 from tieq.runtimes.base import Runtime
+from tieq.runtimes.litert import LiteRt
 from tieq.runtimes.llama_cpp import LlamaCpp
 from tieq.runtimes.onnxruntime import OnnxRuntime
+from tieq.runtimes.onnxruntime_web import OnnxRuntimeWeb, OnnxRuntimeWebChromium
+from tieq.runtimes.parts import availability, settable
+from tieq.runtimes.wllama import Wllama
+
+# What stands for every runtime that there is.
+ALL = "all"
 
 
 def runtimes() -> dict[str, Runtime]:
     """Every known runtime by name."""
-    return {runtime.name: runtime for runtime in (OnnxRuntime(), LlamaCpp())}
+    known = (
+        OnnxRuntime(),
+        LlamaCpp(),
+        OnnxRuntimeWeb(),
+        OnnxRuntimeWebChromium(),
+        OnnxRuntimeArm64(),
+        LlamaCppArm64(),
+        Wllama(),
+        LiteRt(),
+        LiteRtArm64(),
+    )
+    return {runtime.name: runtime for runtime in known}
 
 
 def runtime(name: str) -> Runtime:
@@ -23,3 +42,19 @@ def runtime(name: str) -> Runtime:
     if name not in known:
         raise TieqError(f"--runtime '{name}' is not known.", todo=f"Use one of {', '.join(known)}.")
     return known[name]
+
+
+def setup_names(wanted: list[str]) -> list[str]:
+    """The runtimes that ``tieq runtimes setup`` is asked for; ``all`` is every one that this platform can have.
+
+    Raises:
+        TieqError: for a name that is unknown, or that comes with tieq or with pip.
+    """
+    able = settable()
+    if wanted == [ALL]:
+        return [name for name in able if availability(name).possible]
+    for name in wanted:
+        if name not in able:
+            how = runtime(name).availability().how or "It is there already."
+            raise TieqError("is not set up this way.", where=f"runtime {name}", todo=how)
+    return list(dict.fromkeys(wanted))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,17 @@ class _LlamaSession:
         self._model.reset()
         self._model.eval(ids.tolist())
         return np.array(self._model.scores[: len(ids)], dtype=np.float32)
+
+    def decode(self, prompt: NDArray[np.int64], steps: int) -> float:
+        """Seconds of greedy steps after a prompt."""
+        if len(prompt) + steps > self._length:
+            self._load(len(prompt) + steps)
+        self._model.reset()
+        self._model.eval(prompt.tolist())
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._model.eval([int(self._model.scores[self._model.n_tokens - 1].argmax())])
+        return time.perf_counter() - start
 
     def _load(self, length: int) -> None:
         import llama_cpp

@@ -1,0 +1,113 @@
+"""onnxruntime, llama.cpp and LiteRT as ARM64 binaries, under user-mode emulation on an x86-64 Linux machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tieq.runtimes.base import Availability, Runtime, Session
+from tieq.runtimes.onnxruntime import level_graphs
+from tieq.runtimes.parts import availability, part
+from tieq.runtimes.process import WORKERS, RemoteSession, Worker
+
+# Processors by what their kernels may use: plain NEON; dot products; int8 matrix products and SVE.
+CORES = ("cortex-a57", "cortex-a76", "neoverse-n2")
+# Start-up alone takes ten seconds of one core.
+_LOAD_SECONDS = 600.0
+_TOKEN_SECONDS = 30.0
+
+
+class Emulated(Runtime):
+    """What the emulated runtimes share."""
+
+    default = False
+    tokens = 64
+    platform = "Linux aarch64 (emulated)"
+
+    def availability(self) -> Availability:
+        """Whether its parts are in the cache."""
+        return availability(self.name)
+
+
+class OnnxRuntimeArm64(Emulated):
+    """Runs ONNX files, at accuracy level 4 on each processor and at 0 on one."""
+
+    name = "onnxruntime-arm64"
+    suffixes = (".onnx",)
+    purpose = "ONNX on ARM64"
+
+    def modes(self, path: Path) -> Iterator[tuple[str, contextlib.AbstractContextManager[Session]]]:
+        """Processors and accuracy levels."""
+        graphs = dict(level_graphs(path))
+        for core in CORES:
+            for level, content in graphs.items():
+                if level != 0 or core == CORES[1]:
+                    suffix = "" if level is None else f", accuracy level {level}"
+                    yield f"{core}{suffix}", self._open(path, core, content)
+
+    @contextlib.contextmanager
+    def _open(self, path: Path, core: str, content: bytes | None) -> Iterator[Session]:
+        with tempfile.TemporaryDirectory(prefix="tieq-arm64-") as folder:
+            model = path
+            if content is not None:
+                model = Path(folder) / path.name
+                model.write_bytes(content)
+            opening = {"model": str(model), "folder": str(path.parent), "threads": os.cpu_count() or 1}
+            sites = [part("numpy-arm64").folder, part("onnxruntime-arm64").folder]
+            with emulate(self.name, core, "onnxruntime_worker.py", sites, opening) as session:
+                yield session
+
+
+class LlamaCppArm64(Emulated):
+    """Runs GGUF files on each processor, with the kernels that llama.cpp picks for it."""
+
+    name = "llama.cpp-arm64"
+    suffixes = (".gguf",)
+    purpose = "GGUF on ARM64"
+
+    def modes(self, path: Path) -> Iterator[tuple[str, contextlib.AbstractContextManager[Session]]]:
+        """Processors."""
+        libraries = part(self.name).folder / "node_modules" / "@node-llama-cpp" / "linux-arm64" / "bins" / "linux-arm64"
+        opening = {"model": str(path.resolve()), "libraries": str(libraries), "length": self.tokens}
+        for core in CORES:
+            yield core, emulate(self.name, core, "llama_worker.py", [], opening | {"threads": os.cpu_count() or 1})
+
+
+class LiteRtArm64(Emulated):
+    """Runs TFLite files on each processor, as they are."""
+
+    name = "litert-arm64"
+    suffixes = (".tflite",)
+    purpose = "TFLite on ARM64"
+
+    def modes(self, path: Path) -> Iterator[tuple[str, contextlib.AbstractContextManager[Session]]]:
+        """Processors."""
+        sites = [part("numpy-arm64").folder, part(self.name).folder]
+        opening = {"model": str(path.resolve()), "threads": os.cpu_count() or 1}
+        for core in CORES:
+            yield core, emulate(self.name, core, "litert_worker.py", sites, opening)
+
+
+@contextlib.contextmanager
+def emulate(label: str, core: str, script: str, sites: list[Path], opening: dict[str, Any]) -> Iterator[Session]:
+    """A session of a Python worker on an emulated processor.
+
+    Args:
+        label: what messages call it.
+        core: a processor that QEMU knows.
+        script: one of ``workers/``.
+        sites: folders of its packages.
+        opening: its first request.
+    """
+    root = part("arm64").folder
+    command = [str(root / "tools" / "usr" / "bin" / "qemu-aarch64"), "-cpu", core, "-L", str(root / "root")]
+    command += [str(root / "root" / "usr" / "bin" / "python3.13"), "-B", str(WORKERS / script)]
+    worker = Worker(f"{label} on {core}", command, {"PYTHONPATH": os.pathsep.join(map(str, sites))})
+    try:
+        yield RemoteSession(worker, opening, _LOAD_SECONDS, _TOKEN_SECONDS)
+    finally:
+        worker.close()
