@@ -18,8 +18,10 @@ MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 # Beside model.onnx and over its data: the graph for generation, with logits for the last token alone.
 GENERATION_GRAPH = "model_generate.onnx"
-# Written after the list of files is made.
-UNLISTED = frozenset({MANIFEST, "report.md"})
+# A later validation's document, which the reports show instead of the export's own. All of these are written after the
+# list of files is made.
+VALIDATION = "validation.json"
+UNLISTED = frozenset({MANIFEST, VALIDATION, "report.html", "report.md"})
 
 
 def check_target(out: Path) -> None:

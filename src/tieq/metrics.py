@@ -40,7 +40,10 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What a runtime's logits are worth against the reference on some sequences."""
+    """What a runtime's logits are worth against the reference on some sequences.
+
+    ``by_sequence`` holds what the means are over: KL, top-1, and the logarithm of the perplexity ratio.
+    """
 
     kl: Estimate
     top1: Estimate
@@ -48,6 +51,7 @@ class Scores:
     reference_perplexity: float
     sequences: int
     tokens: int
+    by_sequence: dict[str, tuple[float, ...]]
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -104,16 +108,20 @@ def _kl(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
 
 def summarize(scores: list[SequenceScore]) -> Scores:
     """Means over tokens, standard errors over sequences (delta method for the perplexity ratio)."""
-    gap = mean([(score.nll - score.nll_reference) / score.predictions for score in scores])
+    gaps = [(score.nll - score.nll_reference) / score.predictions for score in scores]
+    kls = [score.kl / score.positions for score in scores]
+    tops = [score.same_top / score.positions for score in scores]
+    gap = mean(gaps)
     ratio = exp(gap.value)
     predictions = sum(score.predictions for score in scores)
     return Scores(
-        kl=mean([score.kl / score.positions for score in scores]),
-        top1=mean([score.same_top / score.positions for score in scores]),
+        kl=mean(kls),
+        top1=mean(tops),
         perplexity_ratio=Estimate(ratio, None if gap.standard_error is None else ratio * gap.standard_error),
         reference_perplexity=exp(sum(score.nll_reference for score in scores) / predictions),
         sequences=len(scores),
         tokens=sum(score.positions for score in scores),
+        by_sequence={"kl": tuple(kls), "top1": tuple(tops), "perplexity_ratio": tuple(gaps)},
     )
 
 

@@ -20,8 +20,8 @@ from tieq.progress import say, stage
 from tieq.quantize import BodyRun, QuantizedCheckpoint, quantize
 from tieq.recipe import Precision, Recipe, Sampling, dump_recipe
 from tieq.records import TieGraph
+from tieq.report.folder import write_report
 from tieq.report.manifest import container_entries, file_entries, versions
-from tieq.report.markdown import report_markdown
 from tieq.source.base import ModelSource
 from tieq.source.reference import ReferenceModel, load_model
 from tieq.source.tie import arithmetic
@@ -60,6 +60,7 @@ def export(
     evaluation: list[Path] | None = None,
     cache: bool = True,
     choices: Mapping[str, Precision] | None = None,
+    decode: bool = False,
 ) -> ExportResult:
     """Quantize a model once, write its containers, validate them, and put the folder in place.
 
@@ -67,13 +68,15 @@ def export(
         model: alias, hub id, folder or ``.gguf`` file.
         recipe: precision, sampling and gates.
         out: artifact folder; an earlier one of tieq's is replaced as a whole at the end.
-        formats: containers to write, of onnx, ort, gguf; None for onnx and gguf, or gguf where the body is kept.
+        formats: containers to write, of onnx, ort, gguf, litert; None for the usual ones: onnx and gguf, or gguf where
+            the body is kept.
         tie: see :func:`tieq.source.tie.tie_graph`.
         keep_body: re-solve a GGUF file's vocabulary tables alone and keep every other byte of tensors and metadata.
         calibration: text instead of the default one, see :func:`tieq.text.calibration_corpus`.
         evaluation: text files instead of the default evaluation text.
         cache: take statistics of the same model and text from the user's cache, and keep them there.
         choices: precisions by matrix name, over the recipe's; see :mod:`tieq.planning`.
+        decode: whether the decode rate is measured too; it needs an idle machine.
 
     Raises:
         TieqError: on bad input, before anything is written to ``out``.
@@ -118,7 +121,10 @@ def export(
             gates=recipe.gates,
             expect_tied=job.graph.tied,
             input_file=None if job.kept is None else job.kept.path,
+            more=lambda count: more_sequences(job, evaluation_text, count),
+            decode=decode,
         )
+        evaluated = validation.sequences
         calibrated = None if found is None else describe_sequences(found.sequences, calibration_text)
         used = {
             "calibration": calibrated or {"description": "none"},
@@ -185,6 +191,13 @@ def make_sequences(
     return text.Sequences(ids, (RANDOM_IDS,) * sampling.sequences, False)
 
 
+def more_sequences(job: Job, corpus: text.Corpus, count: int) -> text.Sequences:
+    """As :func:`make_sequences` for the job's evaluation, another number of them."""
+    assert job.recipe.evaluation is not None
+    sampling = Sampling(sequences=count, length=job.recipe.evaluation.length)
+    return make_sequences(job.source, job.tokenizer, job.graph.rows, corpus, sampling)
+
+
 def sequence_length(source: ModelSource, sampling: Sampling) -> int:
     """Tokens in a sequence, no more than the model's context."""
     limit = int(source.config.get("max_position_embeddings") or source.config.get("n_positions") or 1 << 20)
@@ -237,6 +250,7 @@ def _write_containers(
 ) -> tuple[list[Path], str | None]:
     from tieq.export.gguf import write_gguf
     from tieq.export.gguf_keep import write_kept_gguf
+    from tieq.export.litert import write_litert
     from tieq.export.onnx import write_onnx
     from tieq.export.ort import write_ort
 
@@ -263,9 +277,6 @@ def _write_containers(
         # The .ort file is made from the ONNX one, which nobody asked for.
         shutil.rmtree(folder / "onnx")
         files.remove(onnx_file)
-    for name in ("onnx", "ort"):
-        if (folder / name).exists() and job.tokenizer is not None:
-            artifact.copy_files(job.tokenizer.folder, folder / name, TOKENIZER_FILES)
     if job.layout is not None:
         (folder / "gguf").mkdir()
         if job.kept is not None:
@@ -273,6 +284,15 @@ def _write_containers(
         else:
             body = next((d.scheme for d in job.plan.decisions if d.role == "body"), "f16")
             files.append(write_gguf(checkpoint, job.layout, folder / "gguf", body))
+    if "litert" in job.plan.formats:
+        (folder / "litert").mkdir()
+        roles = {"lookup": job.parts.lookup, "logits": job.parts.logits}
+        integer = job.recipe.litert.activations == "int8"
+        target = folder / "litert"
+        files.append(write_litert(job.source.config, checkpoint, target, tied=job.graph.tied, integer=integer, **roles))
+    for name in ("onnx", "ort", "litert"):
+        if (folder / name).exists() and job.tokenizer is not None:
+            artifact.copy_files(job.tokenizer.folder, folder / name, TOKENIZER_FILES)
     return files, graph
 
 
@@ -287,6 +307,7 @@ def _finish(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     checks = json.loads(json.dumps(validation.to_json()))
     artifact.write_json(folder / "checks.json", checks)
+    license_id = job.source.license_id()
     with concurrent.futures.ThreadPoolExecutor(1) as beside:
         # Gigabytes are hashed on either side.
         fingerprint = beside.submit(job.source.fingerprint)
@@ -298,6 +319,7 @@ def _finish(
             "label": job.source.label,
             "origin": job.source.origin,
             "fingerprint": fingerprint.result(),
+            **({} if license_id is None else {"license": license_id}),
         },
         "tied": job.graph.tied,
         "body": "quantized" if job.kept is None else "kept",
@@ -310,9 +332,9 @@ def _finish(
         "versions": versions(),
         "containers": container_entries(checks),
         "measured": measured_entries(checks),
+        **({"machine": checks["machine"]} if "machine" in checks else {}),
         "files": files,
     }
     artifact.write_json(folder / "manifest.json", manifest)
-    graph = json.loads((folder / "tie_graph.json").read_text(encoding="utf-8"))
-    (folder / "report.md").write_text(report_markdown(manifest, checks, graph), encoding="utf-8")
+    write_report(folder)
     return manifest, checks

@@ -86,6 +86,11 @@ class Gates(_Strict):
         strict=True,
         description="mean KL between two runtimes of the same quantized weights, nats per token",
     )
+    undecided: Literal["fail", "pass", "value"] = Field(
+        "fail",
+        description="where a bound lies within the 95 % interval even on four times the text: fail, pass, or decide "
+        "by the value itself",
+    )
 
 
 class OnnxOptions(_Strict):
@@ -98,6 +103,16 @@ class GgufOptions(_Strict):
     """What only the GGUF container knows."""
 
     pre_tokenizer: str | None = None
+
+
+class LitertOptions(_Strict):
+    """What only the LiteRT container knows."""
+
+    activations: Literal["float", "int8"] = Field(
+        "float",
+        description="int8: products of q4_0 matrices read the codes themselves, faster; all containers then hold codes "
+        "of positive scales",
+    )
 
 
 class Recipe(_Strict):
@@ -117,6 +132,7 @@ class Recipe(_Strict):
     gates: Gates = Gates()
     onnx: OnnxOptions = OnnxOptions()
     gguf: GgufOptions = GgufOptions()
+    litert: LitertOptions = LitertOptions()
 
     @property
     def calibration_sampling(self) -> Sampling:

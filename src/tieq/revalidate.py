@@ -16,7 +16,7 @@ from tieq.progress import say, stage
 from tieq.recipe import Gates, Sampling, load_recipe
 from tieq.records import Check, TieGraph
 from tieq.report.manifest import file_entries
-from tieq.runtimes import runtime
+from tieq.runtimes import ALL, runtime
 from tieq.source.base import ModelSource
 from tieq.source.locate import open_source
 from tieq.source.reference import load_model
@@ -24,7 +24,7 @@ from tieq.source.tie import table_name, tie_graph
 from tieq.source.tokenizer import TextTokenizer
 from tieq.validate.baseline import refuse_baseline, regression_checks
 from tieq.validate.measure import Reference
-from tieq.validate.run import validate
+from tieq.validate.run import Validation, validate
 from tieq.validate.structure import prove
 
 
@@ -38,6 +38,8 @@ def validate_path(
     sampling: Sampling | None = None,
     baseline: Path | None = None,
     evaluate: bool = True,
+    decode: bool = False,
+    least_rate: float | None = None,
 ) -> dict[str, Any]:
     """Validate an artifact folder, an ``.onnx`` or a ``.gguf`` file, by its gates and against an earlier manifest.
 
@@ -50,6 +52,8 @@ def validate_path(
         sampling: sequences and length instead of the recipe's.
         baseline: an earlier ``manifest.json``, whose numbers may not become worse by more than their noise.
         evaluate: whether anything is run; else the structure is proved.
+        decode: whether the decode rate is measured too.
+        least_rate: share of the baseline's decode rate that has to be reached.
 
     Returns:
         The document that ``checks.json`` holds, with the text that was used.
@@ -58,18 +62,22 @@ def validate_path(
         TieqError: if the path is no such thing or the reference is another than the artifact was made from.
     """
     for name in runtimes or []:
-        runtime(name)  # a wrong name is said before the reference model is loaded
+        if name != ALL:
+            runtime(name)  # a wrong name is said before the reference model is loaded
     earlier = None if baseline is None else read_json(baseline)
+    if least_rate is not None and earlier is None:
+        raise TieqError("--min-decode-ratio compares with a baseline.", todo="Name one with --baseline.")
     if earlier is not None:
         refuse_baseline(earlier, _manifest(path)["source"]["fingerprint"] if path.is_dir() else None)
     if not evaluate:
         if earlier is not None:
             raise TieqError("--baseline compares what is measured.", todo="Leave --no-evaluation out.")
         return _prove(path, gates)
-    found = _validate(path, runtimes, texts, gates, reference, sampling)
+    run = _Run(runtimes, texts, gates, reference, sampling, decode or least_rate is not None, earlier is None)
+    found = _validate_artifact(path, run) if path.is_dir() else _validate_file(path, run)
     if earlier is None:
         return found
-    worse = [dataclasses.asdict(check) for check in regression_checks(found, found["evaluation"], earlier)]
+    worse = [dataclasses.asdict(check) for check in regression_checks(found, found["evaluation"], earlier, least_rate)]
     passed = found["passed"] and all(check["passed"] for check in worse)
     return {**found, "passed": passed, "checks": [*found["checks"], *worse]}
 
@@ -115,50 +123,57 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _validate(
-    path: Path,
-    runtimes: list[str] | None,
-    texts: list[Path] | None,
-    gates: Gates | None,
-    reference: str | None,
-    sampling: Sampling | None,
-) -> dict[str, Any]:
-    if path.is_dir():
-        return _validate_artifact(path, runtimes, texts, gates, reference, sampling)
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """How something is validated; see :func:`validate_path`. ``extend``: more text where noise leaves a bound open."""
+
+    runtimes: list[str] | None
+    texts: list[Path] | None
+    gates: Gates | None
+    reference: str | None
+    sampling: Sampling | None
+    decode: bool
+    extend: bool
+
+
+def _validate_file(path: Path, run: _Run) -> dict[str, Any]:
     if not path.is_file():
         raise TieqError("does not exist.", where=str(path), todo="Give an artifact folder, an .onnx or a .gguf file.")
     structure = prove(path)
-    source = None if reference is None else open_source(reference)
+    source = None if run.reference is None else open_source(run.reference)
     tokenizer = _tokenizer(path, source)
-    chosen = sampling or Sampling()
-    corpus = text.file_corpus(texts) if texts else text.default_corpus(text.EVALUATION)
-    sequences = text.cut_sequences(corpus, tokenizer, chosen.sequences, chosen.length)
+    chosen = run.sampling or Sampling()
+    corpus = text.file_corpus(run.texts) if run.texts else text.default_corpus(text.EVALUATION)
+
+    def cut(count: int) -> text.Sequences:
+        return text.cut_sequences(corpus, tokenizer, count, chosen.length)
+
     if source is None:
         say("note: no --reference is named, so KL and top-1 are not measured")
     found = validate(
         [path],
-        sequences=sequences,
+        sequences=cut(chosen.sequences),
         allowed=allowed_ids(tokenizer, structure.rows),
         reference=_reference(source),
-        gates=gates or Gates(),
-        wanted=runtimes,
+        gates=run.gates or Gates(),
+        wanted=run.runtimes,
+        more=cut if run.extend else None,
+        decode=run.decode,
     )
-    return {**json.loads(json.dumps(found.to_json())), "evaluation": describe_sequences(sequences, corpus)}
+    return _document(found, corpus)
 
 
-def _validate_artifact(
-    folder: Path,
-    runtimes: list[str] | None,
-    texts: list[Path] | None,
-    gates: Gates | None,
-    reference: str | None,
-    sampling: Sampling | None,
-) -> dict[str, Any]:
+def _document(found: Validation, corpus: text.Corpus) -> dict[str, Any]:
+    assert found.sequences is not None
+    return {**json.loads(json.dumps(found.to_json())), "evaluation": describe_sequences(found.sequences, corpus)}
+
+
+def _validate_artifact(folder: Path, run: _Run) -> dict[str, Any]:
     manifest = _manifest(folder)
     recipe = load_recipe(folder / "recipe.yaml")
     kept = manifest.get("body") == "kept"
     try:
-        source = open_source(reference or manifest["source"]["model"], gguf=kept)
+        source = open_source(run.reference or manifest["source"]["model"], gguf=kept)
     except TieqError as error:
         raise TieqError(
             f"the model it was made from cannot be opened ({error.what})",
@@ -177,20 +192,26 @@ def _validate_artifact(
     files = artifact_files(folder)
     tokenizer_folder = source.tokenizer_folder()
     tokenizer = None if tokenizer_folder is None else TextTokenizer(tokenizer_folder, str(source.path))
-    corpus = text.file_corpus(texts) if texts else text.default_corpus(text.EVALUATION)
-    sequences = make_sequences(source, tokenizer, graph.rows, corpus, sampling or recipe.evaluation or Sampling())
+    corpus = text.file_corpus(run.texts) if run.texts else text.default_corpus(text.EVALUATION)
+    chosen = run.sampling or recipe.evaluation or Sampling()
+
+    def cut(count: int) -> text.Sequences:
+        sampling = Sampling(sequences=count, length=chosen.length)
+        return make_sequences(source, tokenizer, graph.rows, corpus, sampling)
+
     found = validate(
         files,
-        sequences=sequences,
+        sequences=cut(chosen.sequences),
         allowed=allowed_ids(tokenizer, graph.rows),
         reference=_load(source, graph),
-        gates=gates or recipe.gates,
-        wanted=runtimes,
+        gates=run.gates or recipe.gates,
+        wanted=run.runtimes,
         expect_tied=bool(manifest["tied"]),
         input_file=source.path if kept else None,
+        more=cut if run.extend else None,
+        decode=run.decode,
     )
-    found = dataclasses.replace(found, checks=(_files_check(folder, manifest), *found.checks))
-    return {**json.loads(json.dumps(found.to_json())), "evaluation": describe_sequences(sequences, corpus)}
+    return _document(dataclasses.replace(found, checks=(_files_check(folder, manifest), *found.checks)), corpus)
 
 
 def _files_check(folder: Path, manifest: dict[str, Any]) -> Check:

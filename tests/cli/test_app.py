@@ -222,7 +222,7 @@ def test_an_unknown_runtime_is_bad_usage_and_a_missing_one_is_exit_code_3(tieq_c
     done = tieq_command("validate", folder, "--runtime", "llama.cpp")
     assert done.code == 3
     assert "Get it: pip install it" in done.err
-    assert "missing" in tieq_command("runtimes").out
+    assert "can be set up" in tieq_command("runtimes").out
 
 
 def test_a_foreign_folder_is_never_replaced(tieq_command, tiny_checkpoint, tmp_path):

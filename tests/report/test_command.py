@@ -44,3 +44,29 @@ def test_bad_input_is_a_sentence(run, tiny_export, tmp_path):
         assert (code, out) == (2, "")
         assert err.startswith("tieq: ")
         assert err.count("\n") == 1
+
+
+def test_a_validation_is_kept_and_shown_when_asked(run, monkeypatch, tiny_export, tmp_path):
+    folder = tmp_path / "export"
+    shutil.copytree(tiny_export().folder, folder)
+    before = (folder / "manifest.json").read_bytes()
+
+    def validate(*arguments: object) -> int:
+        monkeypatch.setattr(sys, "argv", ["tieq", "validate", str(folder), *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return caught.value.code or 0
+
+    assert validate("--runtime", "llama.cpp", "--sequences", 2) == 0
+    assert not (folder / "validation.json").exists()
+    assert validate("--runtime", "llama.cpp", "--sequences", 2, "--report") == 0
+    found = json.loads((folder / "validation.json").read_text(encoding="utf-8"))
+    assert [(item["runtime"], item["table_copies"]) for item in found["runtimes"]] == [("llama.cpp", 1)]
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "accuracy level" not in page
+    assert "2 sequences of" in page
+    # Another document changes nothing that the manifest vouches for.
+    assert (folder / "manifest.json").read_bytes() == before
+    assert validate("--runtime", "llama.cpp", "--sequences", 2) == 0
+    assert run(folder)[0] == 0
+    assert "accuracy level" not in (folder / "report.html").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 
 from tieq.errors import TieqError
 from tieq.report.outputs import job_summary, junit_xml
-from tieq.validate.baseline import refuse_baseline, regression_checks
+from tieq.validate.baseline import _KERNELS, refuse_baseline, regression_checks
 
 
 @pytest.fixture
@@ -31,17 +31,62 @@ def test_an_export_is_no_regression_of_itself(known):
     assert failed(checks, manifest) == []
 
 
-@pytest.mark.parametrize(("times", "worse"), [(1.9, False), (2.1, True)])
-def test_a_score_fails_beyond_two_standard_errors(known, times, worse):
+SCORES = (("kl", 1), ("top1", -1), ("perplexity_ratio", 1))
+NAMES = ["KL, baseline", "top-1, baseline", "perplexity ratio, baseline"]
+
+
+def allowance(key: str, entry: dict[str, Any]) -> float:
+    return _KERNELS[key] * (entry["kl"]["value"] if key == "kl" else 1.0)
+
+
+@pytest.mark.parametrize(("share", "worse"), [(0.95, False), (1.05, True)])
+def test_without_scores_by_sequence_two_standard_errors_are_noise(known, share, worse):
     checks, manifest = known
     subject = "llama.cpp"
     entry = manifest["measured"][subject]
-    for key, up in (("kl", 1), ("top1", -1), ("perplexity_ratio", 1)):
+    del entry["by_sequence"]
+    for key, up in SCORES:
         entry[key]["standard_error"] = 0.01
         item = next(item for item in checks["runtimes"] if item["runtime"] == subject)
-        item["scores"][key] = {"value": entry[key]["value"] + up * times * 0.01, "standard_error": 0.0}
-    names = [("KL, baseline", subject), ("top-1, baseline", subject), ("perplexity ratio, baseline", subject)]
-    assert failed(checks, manifest) == (names if worse else [])
+        shift = share * (0.02 + allowance(key, entry))
+        item["scores"][key] = {"value": entry[key]["value"] + up * shift, "standard_error": 0.0}
+    assert failed(checks, manifest) == ([(name, subject) for name in NAMES] if worse else [])
+
+
+@pytest.mark.parametrize(("share", "worse"), [(0.95, False), (1.05, True)])
+def test_sequence_by_sequence_the_text_cancels(known, share, worse):
+    """A shift of all sequences alike has no noise, however far the sequences lie apart."""
+    checks, manifest = known
+    subject = "llama.cpp"
+    entry = manifest["measured"][subject]
+    item = next(item for item in checks["runtimes"] if item["runtime"] == subject)
+    for key, up in SCORES:
+        shift = up * share * allowance(key, entry)
+        item["scores"]["by_sequence"][key] = [value + shift for value in entry["by_sequence"][key]]
+    assert entry["kl"]["standard_error"] > allowance("kl", entry)
+    assert failed(checks, manifest) == ([(name, subject) for name in NAMES] if worse else [])
+
+
+@pytest.mark.parametrize(("rate", "worse"), [(95.0, False), (88.5, False), (87.0, True)])
+def test_a_decode_rate_fails_below_its_share_by_more_than_noise(known, rate, worse):
+    checks, manifest = known
+    subject = "llama.cpp"
+    manifest["measured"][subject]["decode_rate"] = {"value": 100.0, "standard_error": 1.0}
+    item = next(item for item in checks["runtimes"] if item["runtime"] == subject)
+    item["decode_rate"] = {"value": rate, "standard_error": 0.5}
+    manifest["machine"] = checks["machine"] = "a machine"
+    found = regression_checks(checks, manifest["evaluation"], manifest, 0.9)
+    assert [c.name for c in found if not c.passed] == (["decode rate, baseline"] if worse else [])
+
+
+def test_decode_rates_of_two_machines_are_not_compared(known):
+    checks, manifest = known
+    with pytest.raises(TieqError, match="holds no decode rate"):
+        regression_checks(checks, manifest["evaluation"], manifest, 0.9)
+    manifest["measured"]["llama.cpp"]["decode_rate"] = {"value": 100.0, "standard_error": 1.0}
+    manifest["machine"], checks["machine"] = "one", "two"
+    with pytest.raises(TieqError, match="another machine"):
+        regression_checks(checks, manifest["evaluation"], manifest, 0.9)
 
 
 def test_a_larger_file_and_a_second_table_fail(known):

@@ -24,12 +24,17 @@ ModelArgument = Annotated[
 ]
 FormatsOption = Annotated[
     list[str] | None,
-    typer.Option("--format", help="onnx, gguf or ort; repeatable. [default: onnx and gguf; gguf with --keep-body]"),
+    typer.Option(
+        "--format", help="onnx, gguf, ort, litert; repeatable. [default: onnx and gguf; gguf with --keep-body]"
+    ),
 ]
 TargetSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Best quality in a file of at most 80MB, 76MiB, ...")
 ]
 MaxKlOption = Annotated[float | None, typer.Option(help="Smallest file with at most this mean KL, nats per token.")]
+DecodeOption = Annotated[
+    bool, typer.Option("--decode-rate", help="Also measure tokens a second; needs an idle machine.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 
 
@@ -76,6 +81,7 @@ def export(
     no_evaluation: Annotated[
         bool, typer.Option("--no-evaluation", help="Prove the files' structure and run nothing.")
     ] = False,
+    decode_rate: DecodeOption = False,
     pre_tokenizer: Annotated[
         str | None, typer.Option(help="llama.cpp pre-tokenizer, where it is not recognized.")
     ] = None,
@@ -131,6 +137,7 @@ def export(
         calibration=calibration or (),
         evaluation=text,
         cache=not no_cache,
+        decode=decode_rate,
     )
     if as_json:
         emit({"folder": str(result.folder), "manifest": result.manifest, "checks": result.checks})
@@ -142,7 +149,10 @@ def export(
 @app.command()
 def validate(
     path: Annotated[Path, typer.Argument(metavar="DIR_OR_FILE", help="Artifact folder, .onnx or .gguf file.")],
-    runtime: Annotated[list[str] | None, typer.Option(help="Runtime to use; repeatable. [default: all]")] = None,
+    runtime: Annotated[
+        list[str] | None,
+        typer.Option(help="Runtime to use (`tieq runtimes`), or `all`; repeatable. [default: onnxruntime, llama.cpp]"),
+    ] = None,
     text: Annotated[list[Path] | None, typer.Option(help="Text file to run; repeatable.")] = None,
     reference: Annotated[
         str | None, typer.Option(help="Model to compare a single file with; an artifact knows its own.")
@@ -156,8 +166,18 @@ def validate(
     baseline: Annotated[
         Path | None, typer.Option(help="Gate: an earlier manifest.json, whose numbers may not become worse.")
     ] = None,
+    decode_rate: DecodeOption = False,
+    min_decode_ratio: Annotated[
+        float | None, typer.Option(min=0.01, help="Gate: decode rate as a share of the baseline's, same machine.")
+    ] = None,
+    undecided: Annotated[
+        str | None, typer.Option(help="Where noise leaves a bound open: fail, pass or value. [default: fail]")
+    ] = None,
     no_evaluation: Annotated[
         bool, typer.Option("--no-evaluation", help="Prove the files' structure and run nothing.")
+    ] = False,
+    update_report: Annotated[
+        bool, typer.Option("--report", help="Also show this validation in the folder's report.html and report.md.")
     ] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write the gates as JUnit XML.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also append a summary in Markdown.")] = None,
@@ -169,42 +189,35 @@ def validate(
     from tieq.revalidate import validate_path
 
     check_outputs(junit, markdown)
+    if update_report and not path.is_dir():
+        raise TieqError("--report is for an artifact folder.", where=str(path), todo="Leave it out.")
     refuse_unmeasured(no_evaluation, max_kl, min_top1, max_perplexity_ratio)
     found = validate_path(
         path,
         runtimes=runtime,
         texts=text,
-        gates=build_gates(path, max_kl, min_top1, max_perplexity_ratio, max_size),
+        gates=build_gates(
+            path,
+            max_kl=max_kl,
+            min_top1=min_top1,
+            max_perplexity_ratio=max_perplexity_ratio,
+            max_size=max_size,
+            undecided=undecided,
+        ),
         reference=reference,
         sampling=build_sampling(path, sequences, length),
         baseline=baseline,
         evaluate=not no_evaluation,
+        decode=decode_rate,
+        least_rate=min_decode_ratio,
     )
     emit(found) if as_json else show_checks(found)
     write_outputs(found, junit, markdown)
+    if update_report:
+        from tieq.report.folder import keep_validation
+
+        keep_validation(path, found)
     raise typer.Exit(0 if found["passed"] else 1)
-
-
-@app.command()
-def runtimes(as_json: JsonOption = False) -> None:
-    """List what can be validated on here, and how to get the rest."""
-    from tieq.cli.show import show_runtimes
-    from tieq.runtimes import runtimes as known
-
-    rows = []
-    for name, adapter in known().items():
-        state = adapter.availability()
-        rows.append(
-            {
-                "name": name,
-                "purpose": adapter.purpose,
-                "files": " ".join(adapter.suffixes),
-                "ready": state.ready,
-                "version": state.version,
-                "how": state.how,
-            }
-        )
-    emit({"runtimes": rows}) if as_json else show_runtimes(rows)
 
 
 @app.command()

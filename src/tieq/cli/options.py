@@ -75,6 +75,8 @@ def budget_recipe(recipe: Recipe, budget: Budget) -> Recipe:
         name, gates["max_bytes"] = f"{budget.size / 1e6:g}MB", budget.size
     if budget.kl is not None:
         name, gates["max_kl"] = f"kl-{budget.kl:g}", budget.kl
+        # The smallest file within a bound lies close to it, mostly closer than the noise.
+        gates["undecided"] = "value"
     return _checked(Recipe, {**recipe.model_dump(), "name": name, "description": "", "gates": gates})
 
 
@@ -194,10 +196,12 @@ def write_outputs(found: dict[str, Any], junit: Path | None, markdown: Path | No
 
 def build_gates(
     path: Path,
+    *,
     max_kl: float | None,
     min_top1: float | None,
     max_perplexity_ratio: float | None,
-    max_size: str | None = None,
+    max_size: str | None,
+    undecided: str | None,
 ) -> Gates | None:
     """Gates of the command line over those of the artifact's recipe; None where the command line names none."""
     given = {
@@ -205,6 +209,7 @@ def build_gates(
         "min_top1": min_top1,
         "max_perplexity_ratio": max_perplexity_ratio,
         "max_bytes": None if max_size is None else parse_size(max_size, "--max-size"),
+        "undecided": undecided,
     }
     given = {name: value for name, value in given.items() if value is not None}
     if not given:

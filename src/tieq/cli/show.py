@@ -96,7 +96,7 @@ def show_export(result: ExportResult) -> None:
     """Print what an export made and what it cost."""
     _print(f"{result.manifest['source']['label']}, {result.manifest['recipe']['name']} -> {result.folder}")
     show_checks({**result.checks, "evaluation": result.manifest["evaluation"]})
-    _print(f"report: {result.folder / 'report.md'}")
+    _print(f"report: {result.folder / 'report.html'}")
 
 
 def show_runtimes(rows: list[dict[str, Any]]) -> None:
@@ -106,7 +106,7 @@ def show_runtimes(rows: list[dict[str, Any]]) -> None:
             row["name"],
             row["purpose"],
             row["files"],
-            "ready" if row["ready"] else "missing",
+            row["state"],
             row["version"] or row["how"],
         )
         for row in rows

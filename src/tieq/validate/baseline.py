@@ -1,4 +1,8 @@
-"""Against an earlier manifest: which number became worse by more than its noise."""
+"""Against an earlier manifest: which number became worse by more than its noise.
+
+The same sequences were run both times, so that scores are compared sequence by sequence: what the text adds to both
+cancels, and the noise of the difference is far smaller than that of either.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,14 @@ import math
 from typing import Any
 
 from tieq.errors import TieqError
+from tieq.metrics import Estimate, mean
 from tieq.records import Check
 
 # Standard errors of a difference that noise alone exceeds once in about twenty runs.
 _ERRORS = 2.0
+# What kernels of another processor or release may add to the same weights: the share of the KL that x86 and ARM64
+# kernels differ by, and as much in the other scores.
+_KERNELS = {"kl": 0.02, "top1": 0.005, "perplexity_ratio": 0.005}
 # A tool's version in the metadata moves a file by a few bytes.
 _GROWTH = 1.001
 # Names of the scores, and whether more of them is worse.
@@ -20,7 +28,9 @@ def measured_entries(checks: dict[str, Any]) -> dict[str, Any]:
     """What a manifest keeps of the runtimes: each one's scores with their standard errors."""
     return {
         ", ".join(part for part in (item["runtime"], item["mode"]) if part): {
-            key: item["scores"][key] for key, _, _ in _SCORES
+            **{key: item["scores"][key] for key, _, _ in _SCORES},
+            "by_sequence": item["scores"]["by_sequence"],
+            **({} if item["decode_rate"] is None else {"decode_rate": item["decode_rate"]}),
         }
         for item in checks["runtimes"]
         if item["scores"] is not None
@@ -53,17 +63,22 @@ def refuse_baseline(baseline: dict[str, Any], fingerprint: str | None) -> None:
         )
 
 
-def regression_checks(checks: dict[str, Any], evaluation: dict[str, Any], baseline: dict[str, Any]) -> list[Check]:
+def regression_checks(
+    checks: dict[str, Any], evaluation: dict[str, Any], baseline: dict[str, Any], least_rate: float | None = None
+) -> list[Check]:
     """One check for each number of the baseline: sizes, copies and scores of the same runtimes on the same text.
 
     Args:
         checks: the document of a validation.
         evaluation: what was run for it.
         baseline: an earlier manifest that :func:`refuse_baseline` lets pass.
+        least_rate: share of the baseline's decode rate that has to be reached; None to compare none.
 
     Raises:
-        TieqError: if it was measured on other text.
+        TieqError: if it was measured on other text, or its decode rate on another machine or not at all.
     """
+    if least_rate is not None:
+        _refuse_rate(checks, baseline)
     for key in ("sha256", "sequences", "length"):
         if baseline["evaluation"].get(key) != evaluation.get(key):
             raise TieqError(
@@ -77,8 +92,22 @@ def regression_checks(checks: dict[str, Any], evaluation: dict[str, Any], baseli
         if subject not in now:
             found.append(Check("baseline", subject, "not measured", "measured, as in the baseline", False))
             continue
-        found += [_score(subject, title, now[subject][key], earlier[key], up) for key, title, up in _SCORES]
+        found += [_score(subject, key, title, now[subject], earlier, up) for key, title, up in _SCORES]
+        if least_rate is not None and ("decode_rate" in earlier or "decode_rate" in now[subject]):
+            found.append(_rate(subject, now[subject], earlier, least_rate))
     return found
+
+
+def _refuse_rate(checks: dict[str, Any], baseline: dict[str, Any]) -> None:
+    if not any("decode_rate" in entry for entry in baseline["measured"].values()):
+        raise TieqError("holds no decode rate.", where="--baseline", todo="Export it with --decode-rate.")
+    here, there = checks.get("machine"), baseline.get("machine")
+    if here != there:
+        raise TieqError(
+            f"its decode rate was measured on another machine ({there}; here {here}).",
+            where="--baseline",
+            todo="Measure a baseline here, or leave --min-decode-ratio out.",
+        )
 
 
 def _sizes(name: str, earlier: dict[str, Any], checks: dict[str, Any]) -> list[Check]:
@@ -94,10 +123,39 @@ def _sizes(name: str, earlier: dict[str, Any], checks: dict[str, Any]) -> list[C
     ]
 
 
-def _score(subject: str, title: str, now: dict[str, Any], earlier: dict[str, Any], more_is_worse: bool) -> Check:
-    noise = _ERRORS * math.hypot(now["standard_error"] or 0.0, earlier["standard_error"] or 0.0)
-    limit = earlier["value"] + (noise if more_is_worse else -noise)
-    passed = now["value"] <= limit if more_is_worse else now["value"] >= limit
-    bound = f"{'at most' if more_is_worse else 'at least'} {limit:.6g}"
-    detail = f"{earlier['value']:.6g} in the baseline, {noise:.2g} of noise"
-    return Check(f"{title}, baseline", subject, now["value"], bound, passed, detail)
+def _score(
+    subject: str, key: str, title: str, now: dict[str, Any], earlier: dict[str, Any], more_is_worse: bool
+) -> Check:
+    paired = _paired(key, now, earlier)
+    if paired is None:
+        worse = (now[key]["value"] - earlier[key]["value"]) * (1 if more_is_worse else -1)
+        noise = _ERRORS * math.hypot(now[key]["standard_error"] or 0.0, earlier[key]["standard_error"] or 0.0)
+    else:
+        worse, noise = paired.value * (1 if more_is_worse else -1), _ERRORS * (paired.standard_error or 0.0)
+    allowed = _KERNELS[key] * (earlier[key]["value"] if key == "kl" else 1.0)
+    detail = f"{earlier[key]['value']:.6g} in the baseline, worse by {worse:.2g} with {noise:.2g} of noise"
+    bound = f"worse by at most {allowed:.2g} beyond noise"
+    return Check(f"{title}, baseline", subject, now[key]["value"], bound, worse - noise <= allowed, detail)
+
+
+def _paired(key: str, now: dict[str, Any], earlier: dict[str, Any]) -> Estimate | None:
+    """The mean difference over sequences; None where an older manifest has no scores by sequence."""
+    values = [entry.get("by_sequence", {}).get(key) for entry in (now, earlier)]
+    if None in values or len(values[0]) != len(values[1]):
+        return None
+    return mean([new - old for new, old in zip(*values, strict=True)])
+
+
+def _rate(subject: str, now: dict[str, Any], earlier: dict[str, Any], least: float) -> Check:
+    """Whether decoding is as fast as in the baseline, by a share of it, and not by noise alone."""
+    title = "decode rate, baseline"
+    if "decode_rate" not in now or "decode_rate" not in earlier:
+        missing = "here" if "decode_rate" not in now else "in the baseline"
+        return Check(title, subject, f"not measured {missing}", f"at least {least:g} of the baseline's", False)
+    rate, before = now["decode_rate"], earlier["decode_rate"]
+    limit = least * before["value"]
+    noise = _ERRORS * math.hypot(rate["standard_error"] or 0.0, least * (before["standard_error"] or 0.0))
+    detail = f"{before['value']:.4g} tokens/s in the baseline, {noise:.2g} of noise"
+    return Check(
+        title, subject, rate["value"], f"at least {limit:.4g} tokens/s", rate["value"] + noise >= limit, detail
+    )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 from tieq.artifact import GENERATION_GRAPH
+from tieq.metrics import Estimate
 from tieq.recipe import Gates
 from tieq.records import Check, Payload
 from tieq.validate.measure import Measurement
 from tieq.validate.structure import Structure, first_difference, prove
+
+# Half the width of a 95 % interval, in standard errors.
+_ERRORS = 2.0
 
 
 def structure_checks(structure: Structure, expect_tied: bool | None) -> list[Check]:
@@ -104,23 +110,38 @@ def equality_checks(structures: list[Structure]) -> list[Check]:
 
 
 def measurement_checks(measured: Measurement, gates: Gates) -> list[Check]:
-    """The recipe's bounds on one runtime's scores. A bound on KL without a reference fails: it was not measured."""
+    """The recipe's bounds on one runtime's scores, each against the 95 % interval of what was measured.
+
+    A bound that lies within the interval is undecided, and holds or not as ``gates.undecided`` says. A bound on KL
+    without a reference fails: it was not measured.
+    """
     scores = measured.scores
-    found: list[tuple[str, float | None, float | None, str]] = [
-        ("KL", gates.max_kl, scores.kl.value if scores else None, "at most"),
-        ("top-1", gates.min_top1, scores.top1.value if scores else None, "at least"),
-        ("perplexity ratio", gates.max_perplexity_ratio, scores.perplexity_ratio.value if scores else None, "at most"),
+    found: list[tuple[str, float | None, Estimate | None, str]] = [
+        ("KL", gates.max_kl, scores.kl if scores else None, "at most"),
+        ("top-1", gates.min_top1, scores.top1 if scores else None, "at least"),
+        ("perplexity ratio", gates.max_perplexity_ratio, scores.perplexity_ratio if scores else None, "at most"),
     ]
     if measured.kl_to_first is not None:
-        found.append((f"KL to {measured.first}", gates.max_runtime_kl, measured.kl_to_first.value, "at most"))
+        bound = gates.max_runtime_kl if measured.bound_to_first is None else measured.bound_to_first
+        found.append((f"KL to {measured.first}", bound, measured.kl_to_first, "at most"))
     checks = []
     for name, bound, value, sense in found:
         if bound is None:
             continue
-        text = f"{sense} {bound}"
         if value is None:
+            text = f"{sense} {bound}"
             checks.append(Check(name, measured.subject, "not measured", text, False, "no reference was named"))
         else:
-            passed = value <= bound if sense == "at most" else value >= bound
-            checks.append(Check(name, measured.subject, value, text, passed))
+            checks.append(_bounded(name, measured.subject, value, bound, sense, gates.undecided))
     return checks
+
+
+def _bounded(name: str, subject: str, found: Estimate, bound: float, sense: str, undecided: str) -> Check:
+    value, noise = found.value, _ERRORS * (found.standard_error or 0.0)
+    holds = value <= bound if sense == "at most" else value >= bound
+    text = f"{sense} {bound}"
+    if abs(value - bound) > noise or noise == 0.0 or not math.isfinite(value):
+        return Check(name, subject, value, text, holds)
+    detail = f"{value:.6g} +- {noise:.2g} cannot be told from {bound}: run more --sequences or move the bound"
+    passed = holds if undecided == "value" else undecided == "pass"
+    return Check(name, subject, value, text, passed, detail, undecided=True)

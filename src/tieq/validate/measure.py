@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 
 from tieq.errors import MissingRuntimeError, TieqError
 from tieq.metrics import Estimate, Scores, SequenceScore, exp, mean, score_sequence, summarize
-from tieq.progress import counter
-from tieq.runtimes import runtime, runtimes
-from tieq.runtimes.base import Session
+from tieq.progress import counter, stage
+from tieq.runtimes import ALL, runtime, runtimes
+from tieq.runtimes.base import Decoder, Runtime, Session
 from tieq.text import Sequences
 
 Reference = Callable[[NDArray[np.int64]], NDArray[np.float32]]
@@ -27,7 +28,10 @@ class Measurement:
     ``kl_to_first`` is KL(``first`` || this) in nats per token: the same quantized weights in another runtime or
     mode, so it holds no quantization error, only what the runtime or a wrong graph adds. A file with row bands has
     other weights than one without, so each kind has its own first. ``against_input`` compares with the file that this
-    one was made from, in the same runtime and mode.
+    one was made from, in the same runtime and mode. ``tokens`` counts what a slow runtime ran, the heads of the
+    sequences; None where it ran all. ``bound_to_first`` is the runtime's own bound on ``kl_to_first``, None for that of
+    the gates.
+    ``decode_rate`` is in tokens a second, over rounds, None where it was not measured.
     """
 
     container: str
@@ -40,6 +44,10 @@ class Measurement:
     first: str | None
     kl_to_first: Estimate | None
     against_input: Scores | None = None
+    platform: str = ""
+    tokens: int | None = None
+    bound_to_first: float | None = None
+    decode_rate: Estimate | None = None
 
     @property
     def subject(self) -> str:
@@ -47,18 +55,35 @@ class Measurement:
         return _subject(self.runtime, self.mode)
 
 
-@dataclasses.dataclass
-class _Running:
-    """A session and what it has scored so far; ``banded`` tells whether its table has row bands."""
+# Decode rate: tokens of the prompt, steps of a round, rounds.
+_PROMPT, _STEPS, _ROUNDS = 64, 32, 5
 
-    container: str
-    runtime: str
+
+@dataclasses.dataclass
+class _Run:
+    """A file in a runtime in a mode, not yet opened, and what it has scored; ``weights`` names its quantization."""
+
+    path: Path
+    adapter: Runtime
     version: str
     mode: str
-    session: Session
-    banded: bool
+    opened: AbstractContextManager[Session]
+    weights: str
     scores: list[tuple[str, SequenceScore]] = dataclasses.field(default_factory=list)
     against_input: list[SequenceScore] = dataclasses.field(default_factory=list)
+    decode_rate: Estimate | None = None
+
+    @property
+    def subject(self) -> str:
+        return _subject(self.adapter.name, self.mode)
+
+
+@dataclasses.dataclass
+class _Heads:
+    """Logits of the beginning of each sequence: the reference's, and by weights those of the first runtime."""
+
+    expected: list[NDArray[np.float32] | None] = dataclasses.field(default_factory=list)
+    first: dict[str, list[NDArray[np.float32]]] = dataclasses.field(default_factory=dict)
 
 
 def measure(
@@ -68,18 +93,21 @@ def measure(
     reference: Reference | None,
     wanted: list[str] | None = None,
     input_file: Path | None = None,
-    banded: frozenset[Path] = frozenset(),
+    weights: dict[Path, str] | None = None,
+    *,
+    decode: bool = False,
 ) -> tuple[list[Measurement], list[Measurement]]:
-    """Run every file in every runtime that takes it.
+    """Run every file in every runtime that takes it: the fast ones side by side, then the slow ones one by one.
 
     Args:
         files: container files.
         sequences: tokens to run.
         allowed: ``[vocab]``, ids that the tokenizer can emit.
         reference: logits of the float model for a sequence, or None.
-        wanted: runtime names; None for every runtime that takes one of the files.
+        wanted: runtime names; None for every default runtime that takes one of the files.
         input_file: a file of the same container that they were made from; it is run beside them.
-        banded: files whose table has row bands.
+        weights: a name for the quantized values of each file, by which runtimes are compared; one for all if None.
+        decode: whether the decode rate is measured too, in the fast runtimes.
 
     Returns:
         What was measured on the files, and on the input file.
@@ -88,43 +116,38 @@ def measure(
         MissingRuntimeError: if a wanted or needed runtime is not installed.
         TieqError: if a wanted runtime takes none of the files.
     """
-    with contextlib.ExitStack() as stack:
-        running = _open_all(stack, files, wanted, banded)
-        used = sorted({item.runtime for item in running})
-        inputs = [] if input_file is None else _open_all(stack, [input_file], used, banded)
-        everything = [*running, *inputs]
-        groups = [group for key in (False, True) if (group := [item for item in running if item.banded is key])]
-        groups += [[item] for item in inputs]
-        with counter(f"validate: {', '.join(used)}", len(everything) * len(sequences.ids), "sequences") as advance:
-            for ids, domain in zip(sequences.ids, sequences.domains, strict=True):
-                expected = None if reference is None else reference(ids)
-                found = {}
-                for item in everything:
-                    found[id(item)] = _logits(item, ids)
-                    advance(1)
-                for group in groups:
-                    candidates = [found[id(item)] for item in group]
-                    for item, score in zip(group, score_sequence(ids, expected, candidates, allowed), strict=True):
-                        item.scores.append((domain, score))
-                for original in inputs:
-                    ours = [i for i in running if (i.runtime, i.mode) == (original.runtime, original.mode)]
-                    scored = score_sequence(ids, found[id(original)], [found[id(item)] for item in ours], allowed)
-                    for item, score in zip(ours, scored, strict=True):
-                        item.against_input.append(score)
-        first = {group[0].banded: group[0] for group in groups[: len(groups) - len(inputs)]}
-        measured = [_finish(item, first[item.banded], reference is not None) for item in running]
-        return measured, [_finish(item, item, reference is not None) for item in inputs]
+    names = weights or {}
+    runs = find_runs(files, wanted, names)
+    fast = [run for run in runs if run.adapter.tokens is None]
+    slow = [run for run in runs if run.adapter.tokens is not None]
+    used = [run.adapter.name for run in fast]
+    inputs = [] if input_file is None or not used else find_runs([input_file], sorted(set(used)), names)
+    head = max((_head(run, sequences) for run in slow), default=0)
+    heads = _run_together(fast, inputs, sequences, allowed, reference, head, decode=decode)
+    for run in slow:
+        _run_alone(run, sequences, allowed, heads)
+    first: dict[str, _Run] = {}
+    for run in [*fast, *slow]:
+        first.setdefault(run.weights, run)
+    measured = [_finish(run, first[run.weights], reference is not None) for run in runs]
+    return measured, [_finish(run, run, reference is not None) for run in inputs]
 
 
-def _open_all(
-    stack: contextlib.ExitStack, files: list[Path], wanted: list[str] | None, banded: frozenset[Path]
-) -> list[_Running]:
-    running = []
-    names = list(runtimes()) if wanted is None else list(dict.fromkeys(wanted))
+def find_runs(files: list[Path], wanted: list[str] | None, weights: dict[Path, str]) -> list[_Run]:
+    """Every file in every wanted runtime that takes it, in each of its modes; nothing is opened.
+
+    Raises:
+        MissingRuntimeError: if a wanted or needed runtime is not installed.
+        TieqError: if a wanted runtime takes none of the files.
+    """
+    chosen = [name for name, each in runtimes().items() if each.default] if wanted is None else wanted
+    everything = ALL in chosen
+    names = list(runtimes()) if everything else list(dict.fromkeys(chosen))
+    runs = []
     for name in names:
         adapter = runtime(name)
         mine = [path for path in files if path.suffix in adapter.suffixes]
-        if not mine and wanted is None:
+        if not mine and (wanted is None or everything):
             continue
         if not mine:
             raise TieqError(
@@ -137,33 +160,117 @@ def _open_all(
             raise MissingRuntimeError("is not installed.", where=f"runtime {name}", todo=f"Get it: {state.how}.")
         for path in mine:
             for mode, opened in adapter.modes(path):
-                session = stack.enter_context(opened)
-                running.append(_Running(path.suffix[1:], name, state.version, mode, session, path in banded))
-    return running
+                runs.append(_Run(path, adapter, state.version, mode, opened, weights.get(path, "")))
+    return runs
 
 
-def _logits(item: _Running, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    found = item.session.logits(ids)
+def _head(run: _Run, sequences: Sequences) -> int:
+    """Tokens of each sequence that a slow runtime runs."""
+    assert run.adapter.tokens is not None
+    return max(2, min(run.adapter.tokens // len(sequences.ids), max(map(len, sequences.ids))))
+
+
+def _run_together(
+    runs: list[_Run],
+    inputs: list[_Run],
+    sequences: Sequences,
+    allowed: NDArray[np.bool_],
+    reference: Reference | None,
+    head: int,
+    *,
+    decode: bool,
+) -> _Heads:
+    heads = _Heads()
+    groups = [[run for run in runs if run.weights == key] for key in dict.fromkeys(run.weights for run in runs)]
+    everything = [*runs, *inputs]
+    title = f"validate: {', '.join(sorted({run.adapter.name for run in runs}) or ['reference model'])}"
+    with contextlib.ExitStack() as stack:
+        sessions = {id(run): stack.enter_context(run.opened) for run in everything}
+        advance = stack.enter_context(counter(title, max(len(everything), 1) * len(sequences.ids), "sequences"))
+        for ids, domain in zip(sequences.ids, sequences.domains, strict=True):
+            expected = None if reference is None else reference(ids)
+            heads.expected.append(None if expected is None or not head else expected[:head].copy())
+            found = {}
+            for run in everything:
+                found[id(run)] = _logits(run, sessions[id(run)], ids)
+                advance(1)
+            if not everything:
+                advance(1)
+            for group in [*groups, *([run] for run in inputs)]:
+                candidates = [found[id(run)] for run in group]
+                for run, score in zip(group, score_sequence(ids, expected, candidates, allowed), strict=True):
+                    run.scores.append((domain, score))
+            for group in groups if head else []:
+                heads.first.setdefault(group[0].weights, []).append(found[id(group[0])][:head].copy())
+            for original in inputs:
+                ours = [run for run in runs if run.subject == original.subject]
+                scored = score_sequence(ids, found[id(original)], [found[id(run)] for run in ours], allowed)
+                for run, score in zip(ours, scored, strict=True):
+                    run.against_input.append(score)
+        for run in runs if decode else []:
+            run.decode_rate = _decode_rate(run, sessions[id(run)], sequences.ids[0])
+    return heads
+
+
+def _decode_rate(run: _Run, session: Session, ids: NDArray[np.int64]) -> Estimate | None:
+    """Tokens a second of single-token steps after a prompt, None where the adapter cannot step."""
+    if not isinstance(session, Decoder):
+        return None
+    prompt = ids[:_PROMPT]
+    with stage(f"decode rate: {run.subject}"):
+        session.decode(prompt, 2)  # the first steps allocate
+        return mean([_STEPS / session.decode(prompt, _STEPS) for _ in range(_ROUNDS)])
+
+
+def _run_alone(run: _Run, sequences: Sequences, allowed: NDArray[np.bool_], heads: _Heads) -> None:
+    """Run the heads of the sequences; the first run of its weights becomes what later ones are compared with."""
+    head = _head(run, sequences)
+    is_first = run.weights not in heads.first
+    with (
+        stage(f"validate: start {run.subject}"),
+        contextlib.ExitStack() as opening,
+    ):
+        session = opening.enter_context(run.opened)
+        keep = opening.pop_all()
+    with keep, counter(f"validate: {run.subject}", len(sequences.ids), "sequences") as advance:
+        for at, (ids, domain) in enumerate(zip(sequences.ids, sequences.domains, strict=True)):
+            begin = ids[:head]
+            found = _logits(run, session, begin)
+            if is_first:
+                heads.first.setdefault(run.weights, []).append(found)
+            expected = heads.expected[at]
+            cut = None if expected is None else expected[: len(begin)]
+            candidates = [heads.first[run.weights][at][: len(begin)], found]
+            run.scores.append((domain, score_sequence(begin, cut, candidates, allowed)[1]))
+            advance(1)
+
+
+def _logits(run: _Run, session: Session, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    found = session.logits(ids)
     if not np.isfinite(found).all():
-        raise TieqError("the runtime returned logits that are NaN or infinite.", where=item.runtime)
+        raise TieqError("the runtime returned logits that are NaN or infinite.", where=run.adapter.name)
     return found
 
 
-def _finish(item: _Running, first: _Running, referenced: bool) -> Measurement:
-    scores = [score for _, score in item.scores]
-    domains = list(dict.fromkeys(domain for domain, _ in item.scores)) if referenced else []
+def _finish(run: _Run, first: _Run, referenced: bool) -> Measurement:
+    scores = [score for _, score in run.scores]
+    domains = list(dict.fromkeys(domain for domain, _ in run.scores)) if referenced else []
     predictions = sum(score.predictions for score in scores)
     return Measurement(
-        container=item.container,
-        runtime=item.runtime,
-        version=item.version,
-        mode=item.mode,
+        container=run.path.suffix[1:],
+        runtime=run.adapter.name,
+        version=run.version,
+        mode=run.mode,
         perplexity=exp(sum(score.nll for score in scores) / predictions),
         scores=summarize(scores) if referenced else None,
-        by_domain={name: summarize([s for domain, s in item.scores if domain == name]) for name in domains},
-        first=None if item is first else _subject(first.runtime, first.mode),
-        kl_to_first=None if item is first else mean([score.kl_to_first / score.positions for score in scores]),
-        against_input=summarize(item.against_input) if item.against_input else None,
+        by_domain={name: summarize([s for domain, s in run.scores if domain == name]) for name in domains},
+        first=None if run is first else first.subject,
+        kl_to_first=None if run is first else mean([score.kl_to_first / score.positions for score in scores]),
+        against_input=summarize(run.against_input) if run.against_input else None,
+        platform=run.adapter.platform,
+        tokens=None if run.adapter.tokens is None else sum(score.positions for score in scores),
+        bound_to_first=run.adapter.bound(run.mode, first.subject),
+        decode_rate=run.decode_rate,
     )
 
 

@@ -22,7 +22,7 @@ class Structure:
     """The vocabulary tables of one file.
 
     Attributes:
-        container: ``onnx``, ``ort`` or ``gguf``.
+        container: ``onnx``, ``ort``, ``gguf`` or ``tflite``.
         file_bytes: bytes of the file and of its external data.
         rows: rows of the table.
         columns: its columns.
@@ -91,7 +91,7 @@ def prove(path: Path) -> Structure:
     """Open a container file and find its tables.
 
     Raises:
-        TieqError: if the file is neither ONNX nor GGUF, or damaged.
+        TieqError: if the file is no such container, or damaged.
     """
     if path.suffix == ".gguf":
         from tieq.validate.gguf_structure import gguf_structure
@@ -105,8 +105,14 @@ def prove(path: Path) -> Structure:
         from tieq.validate.ort_structure import ort_structure
 
         return ort_structure(path)
+    if path.suffix == ".tflite":
+        from tieq.validate.litert_structure import litert_structure
+
+        return litert_structure(path)
     raise TieqError(
-        f"a '{path.suffix}' file cannot be validated.", where=str(path), todo="Give an .onnx, .ort or .gguf file."
+        f"a '{path.suffix}' file cannot be validated.",
+        where=str(path),
+        todo="Give an .onnx, .ort, .gguf or .tflite file.",
     )
 
 
