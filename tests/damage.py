@@ -91,3 +91,74 @@ def _rewrite_onnx(path: Path, folder: Path, edit: Callable[[dict[str, Any], Path
     edit({tensor.name: tensor for tensor in model.graph.initializer}, folder / "model.onnx_data")
     onnx.save(model, str(folder / path.name))
     return folder / path.name
+
+
+def doubled_ort(path: Path, target: Path) -> Path:
+    """What a plain conversion of the ONNX file makes: codes for the lookup and codes for the logits."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(str(_onnx_beside(path)), options, providers=["CPUExecutionProvider"])
+    return target
+
+
+def misscaled_ort(path: Path, target: Path) -> Path:
+    """The mis-scaled ONNX file, converted as an export does."""
+    from tieq.export.ort import write_ort
+
+    target.mkdir()
+    return write_ort(misscaled_onnx(_onnx_beside(path), target / "onnx"), target)
+
+
+def _onnx_beside(path: Path) -> Path:
+    return path.parent.parent / "onnx" / "model.onnx"
+
+
+def doubled_tflite(path: Path, target: Path) -> Path:
+    """The lookup's codes and scales a second time, in buffers of their own."""
+
+    def edit(model: Any, graph: Any, table: int) -> None:
+        import copy
+
+        def twin(number: int) -> int:
+            made = copy.deepcopy(graph.tensors[number])
+            made.name = f"{made.name.decode()}.twin"
+            model.buffers.append(copy.copy(model.buffers[made.buffer]))
+            made.buffer = len(model.buffers) - 1
+            graph.tensors.append(made)
+            return len(graph.tensors) - 1
+
+        codes = twin(table)
+        graph.tensors[codes].quantization.details.scales = twin(graph.tensors[table].quantization.details.scales)
+        lookup = next(operator for operator in graph.operators if table in operator.inputs)
+        lookup.inputs = [codes if index == table else int(index) for index in lookup.inputs]
+
+    return _rewrite_tflite(path, target, edit)
+
+
+def misscaled_tflite(path: Path, target: Path) -> Path:
+    """Every scale of the table half as large again."""
+
+    def edit(model: Any, graph: Any, table: int) -> None:
+        buffer = model.buffers[graph.tensors[graph.tensors[table].quantization.details.scales].buffer]
+        buffer.data = (np.array(buffer.data, np.uint8).view(np.float16) * FACTOR).view(np.uint8)
+
+    return _rewrite_tflite(path, target, edit)
+
+
+def _rewrite_tflite(path: Path, target: Path, edit: Callable[[Any, Any, int], None]) -> Path:
+    import flatbuffers
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.ModelT.InitFromPackedBuf(path.read_bytes(), 0)
+    graph = model.subgraphs[0]
+    table = next(at for at, tensor in enumerate(graph.tensors) if tensor.name == b"model.embed_tokens.weight")
+    edit(model, graph, table)
+    builder = flatbuffers.Builder(1 << 20)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    target.write_bytes(bytes(builder.Output()))
+    return target

@@ -35,6 +35,8 @@ def _load(document):
     options.intra_op_num_threads = document["threads"]
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", document["folder"])
+    for name, value in document["options"].items():
+        options.add_session_config_entry(name, value)
     with open(document["model"], "rb") as file:  # noqa: PTH123
         content = file.read()
     state["session"] = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
