@@ -16,11 +16,12 @@ from pathlib import Path
 import tieq.sequential
 from benchmarks.ablation.__main__ import peer_slice
 from tieq import text
-from tieq.pipeline import BODY_TOKENS, allowed_ids, calibrate_job, calibration_request
+from tieq.pipeline import BODY_TOKENS
 from tieq.prepare import prepare
 from tieq.probe import whole_costs
 from tieq.quantize import BodyRun, QuantizedCheckpoint, quantize
 from tieq.recipe import Recipe
+from tieq.sampled import allowed_ids, calibrate_job, calibration_request
 from tieq.source.reference import load_model
 
 

@@ -13,10 +13,10 @@ import json
 from pathlib import Path
 
 from benchmarks.ablation.__main__ import peer_slice
-from tieq.pipeline import allowed_ids
 from tieq.prepare import prepare
 from tieq.recipe import Recipe
 from tieq.report.manifest import versions
+from tieq.sampled import allowed_ids
 from tieq.source.reference import load_model
 from tieq.validate.measure import measure
 from tieq.validate.structure import prove

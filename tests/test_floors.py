@@ -50,6 +50,7 @@ FLOORS: dict[str, int] = {
     "prepare": 8,
     "planner": 8,
     "planning": 8,
+    "sampled": 8,
     "pipeline": 8,
     "study": 8,
     "probing": 8,

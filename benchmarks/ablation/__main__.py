@@ -25,13 +25,13 @@ from tieq.calibrate import Statistics
 from tieq.codecs.schemes import SCHEMES, dequantize, unpack_codes
 from tieq.encoding import round_trip
 from tieq.metrics import summarize
-from tieq.pipeline import allowed_ids, calibrate_job, calibration_request
 from tieq.plan import decide
 from tieq.prepare import Job, prepare
 from tieq.probe import Case, RoleRuns
 from tieq.recipe import BandWish, Precision, Recipe, Sampling
 from tieq.records import Decision
 from tieq.report.manifest import versions
+from tieq.sampled import allowed_ids, calibrate_job, calibration_request
 from tieq.source.reference import load_model
 from tieq.source.role_runs import role_tables
 from tieq.source.tokenizer import TextTokenizer

@@ -19,14 +19,7 @@ from tieq.budget import Budget
 from tieq.calibrate import Statistics
 from tieq.candidates import Choices, body_choices, table_choices
 from tieq.errors import RefusedError, TieqError
-from tieq.pipeline import (
-    BODY_TOKENS,
-    allowed_ids,
-    calibrate_job,
-    calibration_request,
-    describe_sequences,
-    make_sequences,
-)
+from tieq.pipeline import BODY_TOKENS
 from tieq.plan import Plan
 from tieq.planner import Planner
 from tieq.prepare import Job, prepare
@@ -34,6 +27,13 @@ from tieq.probe import whole_costs
 from tieq.progress import counter, say, stage
 from tieq.quantize import BodyRun, QuantizedCheckpoint, quantize
 from tieq.recipe import Precision, Recipe, Sampling
+from tieq.sampled import (
+    allowed_ids,
+    calibrate_job,
+    calibration_request,
+    describe_sequences,
+    make_sequences,
+)
 from tieq.source.locate import open_source
 from tieq.source.reference import ReferenceModel, load_model
 from tieq.study import write_study

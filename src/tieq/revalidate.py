@@ -11,12 +11,12 @@ from tieq import text
 from tieq.artifact import MANIFEST, read_json
 from tieq.errors import TieqError
 from tieq.inspection import artifact_files
-from tieq.pipeline import allowed_ids, describe_sequences, make_sequences
 from tieq.progress import say, stage
 from tieq.recipe import Gates, Sampling, load_recipe
 from tieq.records import Check, TieGraph
 from tieq.report.manifest import file_entries
 from tieq.runtimes import ALL, runtime
+from tieq.sampled import allowed_ids, describe_sequences, make_sequences
 from tieq.source.base import ModelSource
 from tieq.source.locate import open_source
 from tieq.source.reference import load_model

@@ -16,14 +16,6 @@ from tieq.calibrate import Statistics, measure, request
 from tieq.encoding import round_trip
 from tieq.errors import TieqError
 from tieq.metrics import SequenceScore, summarize
-from tieq.pipeline import (
-    RANDOM_IDS,
-    allowed_ids,
-    calibrate_job,
-    describe_sequences,
-    make_sequences,
-    sequence_length,
-)
 from tieq.plan import make_plan
 from tieq.prepare import Job, prepare
 from tieq.probe import RoleRuns
@@ -32,6 +24,14 @@ from tieq.quantize import refuse_bad_rows
 from tieq.recipe import Effort, Precision, Recipe, Sampling, SchemeName, recipe_for_bits
 from tieq.records import Decision
 from tieq.report.manifest import file_entries, versions
+from tieq.sampled import (
+    RANDOM_IDS,
+    allowed_ids,
+    calibrate_job,
+    describe_sequences,
+    make_sequences,
+    sequence_length,
+)
 from tieq.source.reference import ReferenceModel, load_model
 from tieq.source.role_runs import Table, role_tables
 

@@ -38,8 +38,8 @@ class Emulated(Runtime):
 class OnnxRuntimeArm64(Emulated):
     """Runs ONNX files at accuracy level 4 on each processor: what phones do.
 
-    Where there are dot products, onnxruntime takes KleidiAI's kernels by default, which round activations to int8 with one
-    scale a row instead of one a block; one mode does without them. Without dot products it computes in float.
+    Where there are dot products, onnxruntime takes KleidiAI's kernels by default, which round activations to int8 with
+    one scale a row instead of one a block; one mode does without them. Without dot products it computes in float.
     """
 
     name = "onnxruntime-arm64"
