@@ -9,6 +9,7 @@ itself (:mod:`tieq.calibrate.generate`). Prose in other languages is not among i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import sys
@@ -91,6 +92,7 @@ class Sequences:
         return digest.hexdigest()
 
 
+@functools.cache
 def default_corpus(part: str) -> Corpus:
     """The default text of one part, ``calibration`` (with the model's own samples) or ``evaluation``."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -173,14 +175,30 @@ def token_shares(corpus: Corpus, tokenizer: TextTokenizer, rows: int, length: in
     """
     found = np.zeros(rows)
     for text in corpus.domains.values():
-        step = _PIECE * max(1, len(text) // _COUNTED_CHARACTERS)
-        pieces = (text[start : start + _PIECE] for start in range(0, len(text), step))
-        counts = sum(np.bincount(tokenizer.encode(piece), minlength=rows) for piece in pieces)
+        key = (hashlib.sha256(text.encode()).hexdigest(), tokenizer.sha256, rows)
+        if key not in _counted:
+            while len(_counted) >= _KEPT_COUNTS:
+                del _counted[next(iter(_counted))]
+            _counted[key] = _count(text, tokenizer, rows)
+        counts = _counted[key]
         found += counts / (np.sum(counts) * len(corpus.domains))
     if tokenizer.bos is not None:
         found *= 1 - 1 / length
         found[tokenizer.bos] += 1 / length
     return found
+
+
+# Counts of this process by text, tokenizer and rows, oldest first: several jobs on one text count it once.
+_counted: dict[tuple[str, str, int], NDArray[np.int64]] = {}
+_KEPT_COUNTS = 16
+
+
+def _count(text: str, tokenizer: TextTokenizer, rows: int) -> NDArray[np.int64]:
+    step = _PIECE * max(1, len(text) // _COUNTED_CHARACTERS)
+    counts = np.zeros(rows, np.int64)
+    for start in range(0, len(text), step):
+        counts += np.bincount(tokenizer.encode(text[start : start + _PIECE]), minlength=rows)
+    return counts
 
 
 def monotonous_domains(sequences: Sequences) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import importlib.metadata
 import os
 import platform
@@ -21,11 +22,17 @@ _DISTRIBUTIONS = (
 
 def versions(*more: str) -> dict[str, str]:
     """Versions of Python and of everything that shapes the result; ``more`` distributions besides an export's."""
-    installed = {item.metadata["Name"].lower(): item.version for item in importlib.metadata.distributions()}
-    # Distribution names may be spelled with either separator.
-    spelled = {name.replace("_", "-"): version for name, version in installed.items()}
-    found = {name: spelled[name] for name in (*_DISTRIBUTIONS, *more) if name in spelled}
+    installed = _installed()
+    found = {name: installed[name] for name in (*_DISTRIBUTIONS, *more) if name in installed}
     return {"python": platform.python_version(), **found}
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
+    # Distribution names may be spelled with either separator.
+    return {
+        item.metadata["Name"].lower().replace("_", "-"): item.version for item in importlib.metadata.distributions()
+    }
 
 
 def file_entries(folder: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,11 @@ class TextTokenizer:
             return AutoTokenizer.from_pretrained(str(folder), use_fast=True, trust_remote_code=False)._tokenizer
         except Exception as error:  # whatever the slow tokenizer's libraries raise
             raise TieqError(f"its tokenizer cannot be loaded ({error}).", where=str(folder)) from error
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Digest of everything that its ids depend on."""
+        return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without special tokens."""
