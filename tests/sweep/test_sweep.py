@@ -115,7 +115,15 @@ def test_a_timeout_ends_the_child_and_what_it_started(matrix, run):
     assert record(matrix, "smollm2-135m-slow")["state"] == "done"
 
 
-def test_an_interrupt_keeps_what_is_done(matrix, run):
+@pytest.fixture
+def interruptible():
+    """A shell starts what runs in its background with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_keeps_what_is_done(matrix, run, interruptible):
     recipe = matrix.recipe("slow", "hangs once in gpt2-slow")
     pids: list[int] = []
 
