@@ -51,7 +51,7 @@ class Scores:
     reference_perplexity: float
     sequences: int
     tokens: int
-    by_sequence: dict[str, tuple[float, ...]]
+    by_sequence: dict[str, list[float]]
 
 
 def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -121,7 +121,7 @@ def summarize(scores: list[SequenceScore]) -> Scores:
         reference_perplexity=exp(sum(score.nll_reference for score in scores) / predictions),
         sequences=len(scores),
         tokens=sum(score.positions for score in scores),
-        by_sequence={"kl": tuple(kls), "top1": tuple(tops), "perplexity_ratio": tuple(gaps)},
+        by_sequence={"kl": kls, "top1": tops, "perplexity_ratio": gaps},
     )
 
 
