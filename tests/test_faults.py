@@ -126,13 +126,12 @@ class TestRowsAndTokenizer:
         assert copies(result) == {1}
 
     @pytest.mark.parametrize("bad", [-1, 320])
-    def test_ids_that_are_no_rows_are_refused_by_every_runtime(self, bad, tiny_export):
-        from tieq.runtimes import runtimes
+    def test_ids_that_are_no_rows_are_refused_by_the_runtimes(self, bad, tiny_export):
+        from tieq.runtimes import runtime
 
         folder = tiny_export().folder
-        for adapter in runtimes().values():
-            file = folder / ("gguf/model.gguf" if ".gguf" in adapter.suffixes else "onnx/model.onnx")
-            for _, opened in adapter.modes(file):
+        for name, file in (("onnxruntime", "onnx/model.onnx"), ("llama.cpp", "gguf/model.gguf")):
+            for _, opened in runtime(name).modes(folder / file):
                 with opened as session, pytest.raises(TieqError, match=f"token id {bad} is not a row"):
                     session.logits(np.array([3, bad, 5]))
 

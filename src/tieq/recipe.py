@@ -88,7 +88,7 @@ class Gates(_Strict):
     )
     undecided: Literal["fail", "pass", "value"] = Field(
         "fail",
-        description="where a bound lies within the 95 % interval even on four times the text: fail, pass, or decide "
+        description="where a bound lies within two standard errors even on four times the text: fail, pass, or decide "
         "by the value itself",
     )
 
@@ -170,7 +170,8 @@ def recipe_for_bits(bits: int, *, keep_body: bool = False) -> Recipe:
         description=f"{BITS[bits]} for the table" + (", the body kept" if keep_body else " and the body"),
         table=precision,
         body=precision,
-        gates=Gates(max_kl=_SANE_KL[bits]),
+        # A bound on what is broken, not on noise.
+        gates=Gates(max_kl=_SANE_KL[bits], undecided="value"),
     )
 
 

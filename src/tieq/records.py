@@ -201,7 +201,7 @@ class Payload:
 class Check:
     """One gate: what was measured, against which bound, and whether it holds.
 
-    ``undecided`` tells that the bound lies within the 95 % interval of what was measured.
+    ``undecided`` tells that the bound lies within two standard errors of what was measured.
     """
 
     name: str

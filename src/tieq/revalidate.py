@@ -22,9 +22,9 @@ from tieq.source.locate import open_source
 from tieq.source.reference import load_model
 from tieq.source.tie import table_name, tie_graph
 from tieq.source.tokenizer import TextTokenizer
-from tieq.validate.baseline import refuse_baseline, regression_checks
+from tieq.validate.baseline import refuse_baseline, refuse_rate, regression_checks
 from tieq.validate.measure import Reference
-from tieq.validate.run import Validation, validate
+from tieq.validate.run import Validation, machine, validate
 from tieq.validate.structure import prove
 
 
@@ -69,6 +69,12 @@ def validate_path(
         raise TieqError("--min-decode-ratio compares with a baseline.", todo="Name one with --baseline.")
     if earlier is not None:
         refuse_baseline(earlier, _manifest(path)["source"]["fingerprint"] if path.is_dir() else None)
+        if sampling is None:
+            # An export may have run more text than its recipe says, where a bound was close.
+            used = earlier["evaluation"]
+            sampling = Sampling(sequences=used["sequences"], length=used["length"])
+        if least_rate is not None:
+            refuse_rate(earlier, machine())
     if not evaluate:
         if earlier is not None:
             raise TieqError("--baseline compares what is measured.", todo="Leave --no-evaluation out.")
@@ -120,6 +126,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
             where=str(folder),
             todo="Give the folder of an export.",
         )
+    source = manifest.get("source")
+    if not isinstance(source, dict) or not {"model", "fingerprint"} <= set(source) or "tied" not in manifest:
+        raise TieqError("lacks what an export writes.", where=str(folder / MANIFEST), todo="Export again.")
     return manifest
 
 

@@ -67,8 +67,8 @@ def test_sequence_by_sequence_the_text_cancels(known, share, worse):
     assert failed(checks, manifest) == ([(name, subject) for name in NAMES] if worse else [])
 
 
-@pytest.mark.parametrize(("rate", "worse"), [(95.0, False), (88.5, False), (87.0, True)])
-def test_a_decode_rate_fails_below_its_share_by_more_than_noise(known, rate, worse):
+@pytest.mark.parametrize(("rate", "worse"), [(95.0, False), (91.0, True), (87.0, True)])
+def test_a_decode_rate_has_to_be_above_its_share_by_more_than_noise(known, rate, worse):
     checks, manifest = known
     subject = "llama.cpp"
     manifest["measured"][subject]["decode_rate"] = {"value": 100.0, "standard_error": 1.0}

@@ -11,7 +11,16 @@ from tieq.recipe import Gates
 from tieq.validate.gates import measurement_checks
 
 
-def checks(gates: Gates, *, kl=(0.1, 0.01), top1=(0.8, 0.02), ratio=(1.1, 0.01), to_first=None, bound_to_first=None):
+def checks(
+    gates: Gates,
+    *,
+    kl=(0.1, 0.01),
+    top1=(0.8, 0.02),
+    ratio=(1.1, 0.01),
+    to_first=None,
+    bound_to_first=None,
+    tokens=None,
+):
     scores = SimpleNamespace(kl=Estimate(*kl), top1=Estimate(*top1), perplexity_ratio=Estimate(*ratio))
     measured = SimpleNamespace(
         scores=scores,
@@ -19,6 +28,7 @@ def checks(gates: Gates, *, kl=(0.1, 0.01), top1=(0.8, 0.02), ratio=(1.1, 0.01),
         first="another",
         kl_to_first=None if to_first is None else Estimate(*to_first),
         bound_to_first=bound_to_first,
+        tokens=tokens,
     )
     return measurement_checks(measured, gates)
 
@@ -74,3 +84,9 @@ def test_an_undecided_bound_runs_more_text_until_it_is_decided(tiny_export):
     scores = found["runtimes"][0]["scores"]["kl"]
     assert check["undecided"] == (abs(scores["value"] - bound) <= 2 * scores["standard_error"])
     assert scores["standard_error"] < kl["standard_error"]
+
+
+def test_the_head_of_a_text_is_judged_by_the_first_runtime_alone():
+    gates = Gates(max_kl=0.05)
+    assert [check.name for check in checks(gates, to_first=(0.001, 0.0001), tokens=64)] == ["KL to another"]
+    assert [check.name for check in checks(gates, tokens=64)] == ["KL"]

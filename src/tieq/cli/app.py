@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,7 +149,9 @@ def export(
 
 @app.command()
 def validate(
-    path: Annotated[Path, typer.Argument(metavar="DIR_OR_FILE", help="Artifact folder, .onnx or .gguf file.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="DIR_OR_FILE", help="Artifact folder, .onnx, .ort, .gguf or .tflite file.")
+    ],
     runtime: Annotated[
         list[str] | None,
         typer.Option(help="Runtime to use (`tieq runtimes`), or `all`; repeatable. [default: onnxruntime, llama.cpp]"),
@@ -177,7 +180,10 @@ def validate(
         bool, typer.Option("--no-evaluation", help="Prove the files' structure and run nothing.")
     ] = False,
     update_report: Annotated[
-        bool, typer.Option("--report", help="Also show this validation in the folder's report.html and report.md.")
+        bool,
+        typer.Option(
+            "--report", help="Show this validation in the folder's report.html and report.md, in place of the export's."
+        ),
     ] = False,
     junit: Annotated[Path | None, typer.Option(help="Also write the gates as JUnit XML.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Also append a summary in Markdown.")] = None,
@@ -189,8 +195,10 @@ def validate(
     from tieq.revalidate import validate_path
 
     check_outputs(junit, markdown)
-    if update_report and not path.is_dir():
-        raise TieqError("--report is for an artifact folder.", where=str(path), todo="Leave it out.")
+    if update_report and (no_evaluation or not path.is_dir()):
+        raise TieqError("--report shows what was run of an artifact folder.", where=str(path), todo="Leave it out.")
+    if no_evaluation and (runtime or decode_rate):
+        raise TieqError("--no-evaluation runs nothing.", todo="Leave --runtime and --decode-rate out.")
     refuse_unmeasured(no_evaluation, max_kl, min_top1, max_perplexity_ratio)
     found = validate_path(
         path,
@@ -259,6 +267,8 @@ def emit(document: dict[str, Any]) -> None:
 
 def main() -> None:
     """Entry point: errors become one sentence on stderr and their exit code."""
+    # What is cancelled cleans up like what is interrupted.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         app()
     except TieqError as error:

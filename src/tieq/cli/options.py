@@ -216,7 +216,8 @@ def build_gates(
         return None
     own = path / "recipe.yaml"
     base = load_recipe(own).gates.model_dump() if own.exists() else {}
-    return _checked(Gates, {**base, **given})
+    # The recipe says how its own bounds are judged.
+    return _checked(Gates, {**base, "undecided": "fail", **given})
 
 
 def build_sampling(path: Path, sequences: int | None, length: int | None) -> Sampling | None:

@@ -83,11 +83,15 @@ def _score_cells(scores: dict[str, Any]) -> tuple[str, str, str]:
     )
 
 
+def _holds(check: dict[str, Any]) -> str:
+    return ("yes" if check["passed"] else "NO") + (", undecided" if check.get("undecided") else "")
+
+
 def check_rows(checks: dict[str, Any]) -> list[Row]:
     """One row a gate."""
     rows: list[Row] = []
     for check in checks["checks"]:
         value = check["value"]
         shown = NOT_FINITE if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-        rows.append((check["name"], check["subject"], shown, check["bound"], "yes" if check["passed"] else "NO"))
+        rows.append((check["name"], check["subject"], shown, check["bound"], _holds(check)))
     return rows

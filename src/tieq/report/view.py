@@ -68,7 +68,7 @@ def _gates(checks: dict[str, Any]) -> list[dict[str, Any]]:
         {
             "cells": row[:-1],
             "passed": check["passed"],
-            "word": row[-1] + (", undecided" if check.get("undecided") else ""),
+            "word": row[-1],
             "detail": check["detail"] if check.get("undecided") else "",
         }
         for row, check in zip(check_rows(checks), checks["checks"], strict=True)

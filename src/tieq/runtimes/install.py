@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tieq.progress import say, stage
 from tieq.runtimes.fetch import fetch_debian, fetch_npm, fetch_wheels
 from tieq.runtimes.parts import RECORD, Part, availability, part, runtimes_folder, settable, this_platform
 
+_SCRATCH = ".setup-"
+_OLD_SECONDS = 7200
 # QEMU shows the host's /proc/cpuinfo unless the root has one; libraries look for ARM's lines in it.
 _CPUINFO = """processor\t: {cpu}
 BogoMIPS\t: 50.00
@@ -73,7 +76,9 @@ def remove(name: str) -> list[Path]:
     gone = []
     for each in parts:
         if each.name not in others and each.folder.exists():
-            shutil.rmtree(each.folder)
+            # Renamed first: a removal that is interrupted leaves nothing that looks set up.
+            with tempfile.TemporaryDirectory(dir=runtimes_folder(), prefix=_SCRATCH) as scratch:
+                each.folder.rename(Path(scratch) / "part")
             gone.append(each.folder)
     say(f"removed {len(gone)} of {len(parts)} parts of {name}; the others are used by other runtimes or were not there")
     return gone
@@ -92,7 +97,8 @@ def _parts(name: str) -> tuple[Part, ...]:
 
 def _build(wanted: Part) -> None:
     wanted.folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=runtimes_folder(), prefix=".setup-") as temporary:
+    _sweep()
+    with tempfile.TemporaryDirectory(dir=runtimes_folder(), prefix=_SCRATCH) as temporary:
         scratch, folder = Path(temporary) / "scratch", Path(temporary) / "part"
         scratch.mkdir()
         folder.mkdir()
@@ -100,11 +106,20 @@ def _build(wanted: Part) -> None:
         _finish(wanted, folder)
         record = {"part": wanted.name, "about": wanted.about, "files": found}
         (folder / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        if wanted.folder.exists() and not wanted.ready:
+            shutil.rmtree(wanted.folder)
         try:
             folder.rename(wanted.folder)
         except OSError:
             if not wanted.ready:  # else somebody else has set it up meanwhile
                 raise
+
+
+def _sweep() -> None:
+    """Delete what killed set-ups left; a living one is younger than the time limit of its downloads."""
+    for left in runtimes_folder().glob(f"{_SCRATCH}*"):
+        if time.time() - left.stat().st_mtime > _OLD_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _fetch(pins: dict[str, Any], folder: Path, scratch: Path) -> list[dict[str, Any]]:

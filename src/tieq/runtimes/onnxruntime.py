@@ -60,6 +60,15 @@ def level_graphs(path: Path) -> Iterator[tuple[int | None, bytes | None]]:
         yield level, model.SerializeToString()
 
 
+def output_rows(path: Path) -> int | None:
+    """Columns of an ONNX file's logits, None where it names them alone."""
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    logits = next((item for item in graph.output if item.name == "logits"), None)
+    return None if logits is None else logits.type.tensor_type.shape.dim[-1].dim_value or None
+
+
 def external_files(path: Path) -> list[str]:
     """Names of the files beside an ONNX file that hold its tensors."""
     import onnx

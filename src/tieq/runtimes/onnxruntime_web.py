@@ -12,7 +12,7 @@ from pathlib import Path
 from tieq.runtimes.base import Availability, Runtime, Session
 from tieq.runtimes.browser import Browser
 from tieq.runtimes.install import node_command
-from tieq.runtimes.onnxruntime import FLOAT_SUBJECT, external_files
+from tieq.runtimes.onnxruntime import FLOAT_SUBJECT, external_files, output_rows
 from tieq.runtimes.parts import availability, part
 from tieq.runtimes.process import WORKERS, Channel, RemoteSession, Worker
 
@@ -53,7 +53,7 @@ class OnnxRuntimeWeb(Runtime):
                 "external": external_files(path),
                 "libraries": str(_libraries()),
             }
-            yield RemoteSession(channel, opening, _LOAD_SECONDS, _TOKEN_SECONDS)
+            yield RemoteSession(channel, opening, _LOAD_SECONDS, _TOKEN_SECONDS, output_rows(path))
         finally:
             channel.close()
 

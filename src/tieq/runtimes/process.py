@@ -140,17 +140,26 @@ class RemoteSession:
         opening: the first request, which loads the model; its answer may hold the number of ``rows``.
         load_seconds: time limit of that one.
         token_seconds: time limit of a sequence, a token.
+        rows: of the table, where the worker does not know them.
     """
 
-    def __init__(self, channel: Channel, opening: dict[str, Any], load_seconds: float, token_seconds: float) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        opening: dict[str, Any],
+        load_seconds: float,
+        token_seconds: float,
+        rows: int | None = None,
+    ) -> None:
         self._channel = channel
         self._token_seconds = token_seconds
         self.opened, _ = channel.request(opening, load_seconds)
+        self._rows = rows or self.opened.get("rows")
 
     def logits(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits ``[length, vocab]`` of one sequence."""
-        if self.opened.get("rows"):
-            check_ids(ids, self.opened["rows"])
+        if self._rows:
+            check_ids(ids, self._rows)
         seconds = 60 + self._token_seconds * len(ids)
         _, payload = self._channel.request({"ids": ids.tolist()}, seconds)
         return np.frombuffer(payload, np.float32).reshape(len(ids), -1)

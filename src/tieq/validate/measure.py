@@ -142,7 +142,7 @@ def find_runs(files: list[Path], wanted: list[str] | None, weights: dict[Path, s
     """
     chosen = [name for name, each in runtimes().items() if each.default] if wanted is None else wanted
     everything = ALL in chosen
-    names = list(runtimes()) if everything else list(dict.fromkeys(chosen))
+    names = list(runtimes()) if everything else list(dict.fromkeys([*_beside(files, chosen), *chosen]))
     runs = []
     for name in names:
         adapter = runtime(name)
@@ -162,6 +162,13 @@ def find_runs(files: list[Path], wanted: list[str] | None, weights: dict[Path, s
             for mode, opened in adapter.modes(path):
                 runs.append(_Run(path, adapter, state.version, mode, opened, weights.get(path, "")))
     return runs
+
+
+def _beside(files: list[Path], chosen: list[str]) -> list[str]:
+    """Default runtimes of the files that slow ones were asked for: what those are compared with."""
+    slow = [suffix for name in chosen if (each := runtime(name)).tokens is not None for suffix in each.suffixes]
+    wanted = {path.suffix for path in files} & set(slow)
+    return [name for name, each in runtimes().items() if each.default and wanted & set(each.suffixes)]
 
 
 def _head(run: _Run, sequences: Sequences) -> int:
