@@ -15,8 +15,8 @@ from tieq.records import Check
 
 # Standard errors of a difference that noise alone exceeds once in about twenty runs.
 _ERRORS = 2.0
-# What kernels of another processor or release may add to the same weights: the share of the KL that x86 and ARM64
-# kernels differ by, and as much in the other scores.
+# An allowance, chosen and not derived, for what kernels of another processor or release add to the same weights: a
+# share of the KL, and as it is for the other scores.
 _KERNELS = {"kl": 0.02, "top1": 0.005, "perplexity_ratio": 0.005}
 # A tool's version in the metadata moves a file by a few bytes.
 _GROWTH = 1.001
