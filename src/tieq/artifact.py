@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tieq.errors import RefusedError
+from tieq.errors import RefusedError, TieqError
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
@@ -22,6 +22,31 @@ GENERATION_GRAPH = "model_generate.onnx"
 # list of files is made.
 VALIDATION = "validation.json"
 UNLISTED = frozenset({MANIFEST, VALIDATION, "report.html", "report.md"})
+
+
+def export_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of an export's folder.
+
+    Raises:
+        TieqError: if the folder holds none, or that of another command.
+    """
+    if not (folder / MANIFEST).exists():
+        raise TieqError(
+            "the folder holds no manifest.json of tieq's.",
+            where=str(folder),
+            todo="Give the folder of an export, or name the container file itself.",
+        )
+    manifest = read_json(folder / MANIFEST)
+    if not manifest.get("formats"):
+        raise TieqError(
+            "the folder holds a probe, a comparison or a plan, and no container.",
+            where=str(folder),
+            todo="Give the folder of an export.",
+        )
+    source = manifest.get("source")
+    if not isinstance(source, dict) or not {"model", "fingerprint"} <= set(source) or "tied" not in manifest:
+        raise TieqError("lacks what an export writes.", where=str(folder / MANIFEST), todo="Export again.")
+    return manifest
 
 
 def check_target(out: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tieq import text
-from tieq.artifact import MANIFEST, read_json
+from tieq.artifact import export_manifest, read_json
 from tieq.errors import TieqError
 from tieq.inspection import artifact_files
 from tieq.progress import say, stage
@@ -68,7 +68,7 @@ def validate_path(
     if least_rate is not None and earlier is None:
         raise TieqError("--min-decode-ratio compares with a baseline.", todo="Name one with --baseline.")
     if earlier is not None:
-        refuse_baseline(earlier, _manifest(path)["source"]["fingerprint"] if path.is_dir() else None)
+        refuse_baseline(earlier, export_manifest(path)["source"]["fingerprint"] if path.is_dir() else None)
         if sampling is None:
             # An export may have run more text than its recipe says, where a bound was close.
             used = earlier["evaluation"]
@@ -94,7 +94,7 @@ def _prove(path: Path, gates: Gates | None) -> dict[str, Any]:
     more: tuple[Check, ...] = ()
     files, kept = [path], None
     if path.is_dir():
-        manifest = _manifest(path)
+        manifest = export_manifest(path)
         tied, more = bool(manifest["tied"]), (_files_check(path, manifest),)
         files, gates = artifact_files(path), gates or load_recipe(path / "recipe.yaml").gates
         if manifest.get("body") == "kept":
@@ -110,26 +110,6 @@ def _prove(path: Path, gates: Gates | None) -> dict[str, Any]:
     )
     found = dataclasses.replace(found, checks=(*more, *found.checks))
     return {**json.loads(json.dumps(found.to_json())), "evaluation": {"description": "none"}}
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    if not (folder / MANIFEST).exists():
-        raise TieqError(
-            "the folder holds no manifest.json of tieq's.",
-            where=str(folder),
-            todo="Name the .onnx or .gguf file itself.",
-        )
-    manifest = read_json(folder / MANIFEST)
-    if not manifest.get("formats"):
-        raise TieqError(
-            "the folder holds a probe, a comparison or a plan, and no container.",
-            where=str(folder),
-            todo="Give the folder of an export.",
-        )
-    source = manifest.get("source")
-    if not isinstance(source, dict) or not {"model", "fingerprint"} <= set(source) or "tied" not in manifest:
-        raise TieqError("lacks what an export writes.", where=str(folder / MANIFEST), todo="Export again.")
-    return manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +158,7 @@ def _document(found: Validation, corpus: text.Corpus) -> dict[str, Any]:
 
 
 def _validate_artifact(folder: Path, run: _Run) -> dict[str, Any]:
-    manifest = _manifest(folder)
+    manifest = export_manifest(folder)
     recipe = load_recipe(folder / "recipe.yaml")
     kept = manifest.get("body") == "kept"
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tieq.artifact import MANIFEST, VALIDATION, read_json, write_json
+from tieq.artifact import VALIDATION, export_manifest, read_json, write_json
 from tieq.errors import TieqError
 from tieq.report.documents import Documents
 from tieq.report.markdown import report_markdown
@@ -82,15 +82,7 @@ def rewrite_report(folder: Path, beside: Iterable[Path] = ()) -> dict[str, Any]:
 
 def _manifest(folder: Path) -> dict[str, Any]:
     """The manifest of an export whose other documents are the ones that it lists."""
-    if not (folder / MANIFEST).exists():
-        raise TieqError("holds no manifest.json of tieq's.", where=str(folder), todo="Give the folder of an export.")
-    manifest = read_json(folder / MANIFEST)
-    if not manifest.get("formats"):
-        raise TieqError(
-            "the folder holds a probe, a comparison or a plan, and no container.",
-            where=str(folder),
-            todo="Give the folder of an export.",
-        )
+    manifest = export_manifest(folder)
     listed = {item["path"]: item["sha256"] for item in manifest["files"]}
     for name in (CHECKS, GRAPH, PLAN):
         path = folder / name
