@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tieq.runtimes.base import Availability, Runtime, Session
+from tieq.runtimes.base import Session
 from tieq.runtimes.onnxruntime import level_graphs
-from tieq.runtimes.parts import availability, part
+from tieq.runtimes.parts import FetchedRuntime, part
 from tieq.runtimes.process import WORKERS, RemoteSession, Worker
 
 # Processors by what their kernels may use: plain NEON; dot products; int8 matrix products and SVE.
@@ -23,16 +23,11 @@ _WITHOUT = ", without KleidiAI"
 _KLEIDIAI_KL = 0.15
 
 
-class Emulated(Runtime):
+class Emulated(FetchedRuntime):
     """What the emulated runtimes share."""
 
-    default = False
     tokens = 64
     platform = "Linux aarch64 (emulated)"
-
-    def availability(self) -> Availability:
-        """Whether its parts are in the cache."""
-        return availability(self.name)
 
 
 class OnnxRuntimeArm64(Emulated):

@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tieq.runtimes.base import Availability, Runtime, Session
+from tieq.runtimes.base import Session
 from tieq.runtimes.browser import Browser
 from tieq.runtimes.install import node_command
 from tieq.runtimes.onnxruntime import FLOAT_SUBJECT, external_files, output_rows
-from tieq.runtimes.parts import availability, part
+from tieq.runtimes.parts import FetchedRuntime, part
 from tieq.runtimes.process import WORKERS, Channel, RemoteSession, Worker
 
 _LOAD_SECONDS = 300.0
@@ -21,19 +21,14 @@ _TOKEN_SECONDS = 10.0
 _FLOAT_KL = 1e-4
 
 
-class OnnxRuntimeWeb(Runtime):
+class OnnxRuntimeWeb(FetchedRuntime):
     """Runs ONNX files in Node.js."""
 
     name = "onnxruntime-web"
     suffixes = (".onnx",)
     purpose = "ONNX in WebAssembly, Node.js"
-    default = False
     tokens = 512
     platform = "WebAssembly, Node.js"
-
-    def availability(self) -> Availability:
-        """Whether its parts are in the cache."""
-        return availability(self.name)
 
     def bound(self, mode: str, first: str) -> float | None:
         """Float against float is far below the gates' bound; 4e-11 was measured."""

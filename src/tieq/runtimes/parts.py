@@ -10,7 +10,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from tieq.runtimes.base import Availability
+from tieq.runtimes.base import Availability, Runtime
 from tieq.source.package import cache_folder
 
 RECORD = "setup.json"
@@ -88,6 +88,16 @@ def availability(name: str) -> Availability:
         return Availability(False, "", f"not for {this_platform()}: {', '.join(cannot)}", possible=False)
     size = sum(each.megabytes for each in missing)
     return Availability(False, "", f"tieq runtimes setup {name} ({size} MB in {runtimes_folder()})")
+
+
+class FetchedRuntime(Runtime):
+    """A runtime that ``tieq runtimes setup`` fetches; it runs where it is named."""
+
+    default = False
+
+    def availability(self) -> Availability:
+        """Whether its parts are in the cache."""
+        return availability(self.name)
 
 
 @functools.cache

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tieq.runtimes.base import Availability, Runtime, Session
+from tieq.runtimes.base import Session
 from tieq.runtimes.browser import Browser
-from tieq.runtimes.parts import availability, part
+from tieq.runtimes.parts import FetchedRuntime, part
 from tieq.runtimes.process import RemoteSession
 
 _LOAD_SECONDS = 300.0
@@ -16,19 +16,14 @@ _TOKEN_SECONDS = 20.0
 _LENGTH = 512
 
 
-class Wllama(Runtime):
+class Wllama(FetchedRuntime):
     """Runs GGUF files; gives log-probabilities, which are logits up to a constant a position."""
 
     name = "llama.cpp-wasm"
     suffixes = (".gguf",)
     purpose = "GGUF in WebAssembly, Chromium"
-    default = False
     tokens = 64
     platform = "WebAssembly, Chromium"
-
-    def availability(self) -> Availability:
-        """Whether its parts are in the cache."""
-        return availability(self.name)
 
     def modes(self, path: Path) -> Iterator[tuple[str, contextlib.AbstractContextManager[Session]]]:
         """The one way: one thread, one token at a time."""
