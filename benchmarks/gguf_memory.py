@@ -8,12 +8,13 @@ model's parameters, `--no-repack` of llama.cpp's programs); medians of alternati
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from pathlib import Path
 
-from benchmarks.speed.command import run
+from benchmarks.speed.command import Asked
+
+TURNS = 4
 
 _RUN = """
 import sys, runpy
@@ -32,16 +33,15 @@ runpy.run_path(RUN_GGUF, run_name="__main__")
 
 def measure(file: Path, rounds: int = 5) -> dict[str, dict[str, float]]:
     """Tokens a second and peak bytes, ``with`` repacking and ``without``."""
-    rows: dict[str, list[dict[str, float]]] = {"with": [], "without": []}
+    rates: dict[str, list[float]] = {"with": [], "without": []}
+    peaks: dict[str, list[float]] = {"with": [], "without": []}
     script = _RUN.replace("RUN_GGUF", repr(str(Path(__file__).parent / "speed" / "run_gguf.py")))
     for _ in range(rounds):
-        for kind, found in rows.items():
-            command = [sys.executable, "-c", script, file, kind]
-            found.append(json.loads(run(command).output.strip().splitlines()[-1]))
-    return {
-        kind: {key: statistics.median(row[key] for row in found) for key in ("rate", "peak")}
-        for kind, found in rows.items()
-    }
+        for kind in rates:
+            with Asked([sys.executable, "-c", script, file, kind]) as process:
+                rates[kind] += [process.ask() for _ in range(TURNS)]
+                peaks[kind].append(process.peak())
+    return {kind: {"rate": statistics.median(rates[kind]), "peak": statistics.median(peaks[kind])} for kind in rates}
 
 
 def main() -> None:

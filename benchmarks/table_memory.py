@@ -3,8 +3,8 @@
     python -m benchmarks.table_memory --out results.json
 
 One lookup and one product of one position on a table of 128,256 x 2,048, each layout in a process of its own with a
-default session: resident memory added after one step, of it anonymous, and the median step. What the same session adds
-with a table of 64 rows is the runtime's own and is taken off.
+default session: resident memory added after one step, of it anonymous, the most that there was, and the median step.
+What the same session adds with a table of 64 rows is the runtime's own and is taken off.
 """
 
 from __future__ import annotations
@@ -26,12 +26,34 @@ LAYOUTS = {
     "reshape": "one initializer, a Reshape for the lookup (onnxruntime-genai's builder)",
     "two names": "two initializer names over one external byte range, float32 scales",
     "two names, fp16 scales": "the same with fp16 scales behind a Cast",
-    "rows first, fp16 scales": "the same, with the lookup's rows of codes and scales gathered before they are widened",
+    "pieces, fp16 scales": "two names, with the product by four pieces of the table (tieq's, for generation)",
+    "prepacked, fp16 scales": "two names, saved by the runtime with its own reordered copy in the file",
+    "rows first, fp16 scales": "two names, with the lookup's rows of codes and scales gathered before they are widened",
 }
 
 
 def write(layout: str, folder: Path, rows: int) -> Path:
     """Write the graph over ``rows`` rows and its data; returns the model's path."""
+    path = _write(layout, folder, rows)
+    return _prepack(path) if layout.startswith("prepacked") else path
+
+
+def _prepack(path: Path) -> Path:
+    """The model as onnxruntime saves it, with what its kernels make of the weights when a session starts."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(path.with_name("prepacked.onnx"))
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "prepacked")
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    path.unlink()
+    path.with_name("data").unlink()
+    return path.with_name("prepacked.onnx")
+
+
+def _write(layout: str, folder: Path, rows: int) -> Path:
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
@@ -87,10 +109,23 @@ def write(layout: str, folder: Path, rows: int) -> Path:
             quantize_axis=1,
             **options,
         ),
-        helper.make_node(
-            "MatMulNBits", ["rows", "codes", wide], ["logits"], K=COLUMNS, N=rows, accuracy_level=4, **options
-        ),
     ]
+    pieces = 4 if layout.startswith("pieces") else 1
+    step, row_codes, row_scale = rows // pieces, codes[0].nbytes, scales[0].nbytes
+    for number in range(pieces):
+        own = f"codes.{number}", f"scales.{number}", f"wide.{number}", f"logits.{number}"
+        read = "codes", wide
+        if pieces > 1:
+            place = number * step
+            stored.append(
+                external(own[0], (step, *codes.shape[1:]), TensorProto.UINT8, place * row_codes, step * row_codes)
+            )
+            stored.append(external(own[1], (step, blocks), kind, codes.nbytes + place * row_scale, step * row_scale))
+            nodes.append(helper.make_node("Cast", [own[1]], [own[2]], to=TensorProto.FLOAT))
+            read = own[0], own[2]
+        attributes = {"K": COLUMNS, "N": step, "accuracy_level": 4, **options}
+        nodes.append(helper.make_node("MatMulNBits", ["rows", *read], [own[3]], **attributes))
+    nodes.append(helper.make_node("Concat", [f"logits.{number}" for number in range(pieces)], ["logits"], axis=-1))
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "length"])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "length", rows])
     graph = helper.make_graph(nodes, "table", [ids], [logits], stored)
@@ -105,7 +140,7 @@ import json, sys, time
 import numpy as np, onnxruntime as ort
 def resident():
     lines = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
-    return [int(lines[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon")]
+    return [int(lines[key].split()[0]) * 1024 for key in ("VmRSS", "RssAnon", "VmHWM")]
 options = ort.SessionOptions()
 options.intra_op_num_threads = 2
 before = resident()
@@ -118,7 +153,8 @@ for _ in range(40):
     start = time.perf_counter()
     session.run(None, feed)
     times.append(time.perf_counter() - start)
-print(json.dumps({"added": after[0] - before[0], "anonymous": after[1] - before[1], "step": sorted(times)[20]}))
+added = {"added": after[0] - before[0], "anonymous": after[1] - before[1], "peak": after[2] - before[0]}
+print(json.dumps({**added, "step": sorted(times)[20]}))
 """
 
 
@@ -136,9 +172,13 @@ def measure(rounds: int = 3) -> dict[str, Any]:
             for place, layout in enumerate(LAYOUTS):
                 folder = Path(scratch) / f"{number}-{place}"
                 folder.mkdir()
-                own, whole = (_run(write(layout, folder, rows)) for rows in (_FEW, ROWS))
-                taken = {key: whole[key] - own[key] for key in ("added", "anonymous")}
-                found[layout].append({**taken, "step": whole["step"]})
+                own = _run(write(layout, folder, _FEW))
+                for file in folder.iterdir():
+                    file.unlink()
+                whole = _run(write(layout, folder, ROWS))
+                taken = {key: whole[key] - own[key] for key in ("added", "anonymous", "peak")}
+                size = sum(file.stat().st_size for file in folder.iterdir())
+                found[layout].append({**taken, "step": whole["step"], "file": size})
                 shutil.rmtree(folder)
     table = ROWS * COLUMNS // 2 + ROWS * COLUMNS // BLOCK * 4
     medians = {

@@ -2,24 +2,27 @@
 
     python -m benchmarks.speed --work FOLDER --page docs/benchmarks.md --out benchmarks/results.json
 
-Files of ours and of the peers run alternately, each in a process of its own, on two threads; rates are medians with the
-quartiles over rounds, and a ratio is the median of the rounds' ratios. The machine has to be idle otherwise.
+Files of ours and of the peers run alternately, each in a process of its own, on two threads. Where tokens are decoded
+both are loaded and take turns of a few tokens, so that a machine whose speed drifts drifts for both. Rates are medians
+with the quartiles over rounds (turns), and a ratio is the median of their ratios. The machine has to be idle otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import gguf_memory, random_checkpoint, table_memory
 from benchmarks.speed import page, peers
-from benchmarks.speed.command import Cost, run
+from benchmarks.speed.command import Asked, Cost, run
 from tieq.report.manifest import versions
 from tieq.source.locate import open_source
 from tieq.source.reference import load_model
@@ -27,6 +30,10 @@ from tieq.source.tie import table_name, tie_graph
 
 HERE = Path(__file__).parent
 TIEQ = Path(sys.executable).parent / "tieq"
+# Pairs of processes for a decode rate, and turns of each pair: loading differs from process to process, too.
+LOADS, TURNS = 6, 4
+# Seconds before a turn: the other side's threads wait for work by spinning for a while.
+PAUSE = 0.2
 SIZES = ("135m", "500m", "llama-3.2-1b", "llama-3.2-3b")
 
 
@@ -131,25 +138,36 @@ def _decode(work: Path, found: dict[str, Any], rounds: int) -> None:
         "smollm2": (work / "out-smollm2" / "onnx", work / "builder-smollm2"),
         "1b": (work / "out-llama-3.2-1b" / "onnx", work / "builder-1b"),
     }
+    genai_script = HERE / "run_genai.py"
     for name, folders in genai.items():
-        for what in ("decode", "prefill"):
-            count = rounds if name == "smollm2" else max(3, rounds // 2)
-            found[f"onnx {what} {name}"] = _alternate(
-                [[python, HERE / "run_genai.py", f, what] for f in folders], count
-            )
-    found["onnx decode gemma"] = _alternate(
-        [[python, HERE / "run_genai.py", work / "out-gemma" / "onnx", "decode"]], max(3, rounds // 2)
-    )
+        _read_anew(folders)
+        found[f"onnx decode {name}"] = _turns([[python, genai_script, f, "decode"] for f in folders])
+        count = rounds if name == "smollm2" else max(3, rounds // 2)
+        found[f"onnx prefill {name}"] = _alternate([[python, genai_script, f, "prefill"] for f in folders], count)
+    _read_anew([work / "out-gemma" / "onnx"])
+    found["onnx decode gemma"] = _turns([[python, genai_script, work / "out-gemma" / "onnx", "decode"]])
     gguf = {
         "smollm2": (work / "out-smollm2" / "gguf" / "model.gguf", work / "smollm2-q4_0.gguf"),
         "gemma": (work / "out-gemma" / "gguf" / "model.gguf", work / "gemma-q4_0.gguf"),
     }
     for name, files in gguf.items():
-        found[f"gguf decode {name}"] = _alternate([[sys.executable, HERE / "run_gguf.py", f] for f in files], rounds)
+        _read_anew(files)
+        found[f"gguf decode {name}"] = _turns([[sys.executable, HERE / "run_gguf.py", f] for f in files])
     found["bytes"] = {
         str(path.relative_to(work)): _size(path)
         for path in (*(f for pair in genai.values() for f in pair), *(f for pair in gguf.values() for f in pair))
     }
+
+
+def _read_anew(paths: Iterable[Path]) -> None:
+    """Have files in memory as the disk gives them: how a file was written decides how much a first touch maps."""
+    for path in paths:
+        for file in [path] if path.is_file() else sorted(path.iterdir()):
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                while opened.read(1 << 20):
+                    pass
 
 
 def _size(path: Path) -> int:
@@ -162,22 +180,48 @@ def _size(path: Path) -> int:
 
 
 def _alternate(commands: list[list[Any]], rounds: int) -> dict[str, Any]:
-    """Measure commands in turn; the first is ours, the second the peer's."""
-    taken: list[list[dict[str, float]]] = [[] for _ in commands]
+    """Time commands in turn; the first is ours, the second the peer's."""
+    taken: list[list[float]] = [[] for _ in commands]
+    peaks: list[list[float]] = [[] for _ in commands]
     for number in range(rounds):
-        order = range(len(commands)) if number % 2 == 0 else reversed(range(len(commands)))
-        for at in order:
-            taken[at].append(json.loads(run(commands[at]).output.strip().splitlines()[-1]))
-    key = "rate" if "rate" in taken[0][0] else "seconds"
+        for at in _order(len(commands), number):
+            timed, last = map(json.loads, run(commands[at]).output.strip().splitlines()[-2:])
+            taken[at].append(timed["seconds"])
+            peaks[at].append(last["peak"])
+    return _compared("seconds", taken, peaks)
+
+
+def _turns(commands: list[list[Any]]) -> dict[str, Any]:
+    """Rates of processes that are loaded side by side and take turns; the first is ours, the second the peer's."""
+    taken: list[list[float]] = [[] for _ in commands]
+    peaks: list[list[float]] = [[] for _ in commands]
+    for loaded in range(LOADS):
+        with contextlib.ExitStack() as stack:
+            asked = [stack.enter_context(Asked(command)) for command in commands]
+            for number in range(loaded, loaded + TURNS):
+                for at in _order(len(commands), number):
+                    time.sleep(PAUSE)
+                    taken[at].append(asked[at].ask())
+            for at, process in enumerate(asked):
+                peaks[at].append(process.peak())
+    return _compared("rate", taken, peaks)
+
+
+def _order(count: int, number: int) -> Iterable[int]:
+    """Who is first changes: what the first one leaves behind meets both sides."""
+    return range(count) if number % 2 == 0 else reversed(range(count))
+
+
+def _compared(unit: str, taken: list[list[float]], peaks: list[list[float]]) -> dict[str, Any]:
     sides = []
-    for rows in taken:
-        values = [row[key] for row in rows]
+    for values, peak in zip(taken, peaks, strict=True):
         low, middle, high = statistics.quantiles(values, n=4)
-        sides.append({"median": middle, "low": low, "high": high, "peak": statistics.median(r["peak"] for r in rows)})
-    made: dict[str, Any] = {"unit": key, "rounds": rounds, "sides": sides}
+        sides.append({"median": middle, "low": low, "high": high, "peak": statistics.median(peak)})
+    made: dict[str, Any] = {"unit": unit, "rounds": len(taken[0]), "sides": sides}
     if len(sides) == 2:
-        pairs = [a[key] / b[key] for a, b in zip(*taken, strict=True)]
-        made["ratio"] = statistics.median(pairs if key == "rate" else [1 / pair for pair in pairs])
+        pairs = [a / b if unit == "rate" else b / a for a, b in zip(*taken, strict=True)]
+        low, made["ratio"], high = statistics.quantiles(pairs, n=4)
+        made["ratio_low"], made["ratio_high"] = low, high
         made["peak_ratio"] = sides[0]["peak"] / sides[1]["peak"]
     return made
 

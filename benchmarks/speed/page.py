@@ -8,7 +8,8 @@ _WHAT = ("decode", "prefill")
 _SCALES = (
     "Scales are stored in fp16 and widened once when the session starts: as much memory as stored float32 ones, and "
     "0.5 bits per weight less in the file. What is added beyond the table is the runtime's own copy, reordered for its "
-    "kernels."
+    "kernels. While it is made the file's pages are there too, a piece at a time where the product is by pieces. A "
+    "copy kept in the file fits one kind of processor alone."
 )
 _REPACKING = (
     "llama.cpp reorders what it multiplies by, too, and keeps the file's own table for lookups. `--no-repack` "
@@ -23,10 +24,10 @@ def text(found: dict[str, Any]) -> str:
         "# Speed and memory",
         "",
         (f"`make bench` wrote this page in {found['minutes']:.0f} minutes on {machine['cores']} cores of "
-        f"{machine['processor']}: ours and the peers' files alternately, each in a process of its own, two threads. "
-        "Rates are medians with quartiles over rounds; a ratio is the median of the rounds' ratios, above 1 where "
-        "tieq is "
-        "faster. Peak is resident memory, mapped files included."),
+            f"{machine['processor']}: ours and the peers' files alternately, each in a process of its own, two "
+            "threads. Where tokens are decoded, both files are loaded and take turns of 24 tokens. Figures are medians "
+            "with quartiles over rounds (turns); a ratio is the median of the pairs' ratios with their quartiles, "
+            "above 1 where tieq is faster. Peak is resident memory, mapped files included."),
         "",
         "Versions: " + ", ".join(f"{name} {value}" for name, value in found["versions"].items())
         + "; the builder in an environment with " + ", ".join(found["peers"]) + ".",
@@ -34,7 +35,7 @@ def text(found: dict[str, Any]) -> str:
         "## ONNX, both in onnxruntime-genai",
         "",
         ("tieq `--bits 4` beside the builder's `-p int4 -e cpu` (int4 table too). The 1B model has the shape of Llama "
-        "3.2 1B and random weights. Decode: 96 tokens after a prompt of 32; prefill: 512 tokens and the first new "
+        "3.2 1B and random weights. Decode: after a prompt of 32 tokens; prefill: 512 tokens and the first new "
         "one."),
         "",
         "| model | what | tieq | builder | ratio | peak, tieq | peak, builder | peak ratio |",
@@ -68,18 +69,17 @@ def text(found: dict[str, Any]) -> str:
         "",
         (
             f"A 4-bit table of 128,256 x 2,048 ({found['table']['table_bytes'] / 1e6:.0f} MB with float32 scales) in a "
-            "default session: resident memory that it adds after one step, less what the same session adds with 64 "
-            "rows "
-            "(`python -m benchmarks.table_memory`)."
+            "default session: resident memory that it adds after one step and at most, less what the same session adds "
+            "with 64 rows, and the file (`python -m benchmarks.table_memory`)."
         ),
         "",
-        "| layout | added | of the table | anonymous | step |",
-        "| --- | --- | --- | --- | --- |",
+        "| layout | added | of the table | anonymous | peak | step | file |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, row in found["table"]["layouts"].items():
         lines.append(
             f"| {name} | {row['added'] / 1e6:.0f} MB | {row['of_table']:.2f} x | {row['anonymous'] / 1e6:.0f} MB "
-            f"| {1000 * row['step']:.1f} ms |"
+            f"| {row['peak'] / 1e6:.0f} MB | {1000 * row['step']:.1f} ms | {row['file'] / 1e6:.0f} MB |"
         )
     lines += [
         "",
@@ -120,9 +120,10 @@ def _row(label: str, what: str, found: dict[str, Any]) -> str:
         f"{side['median']:.{digits}f} {unit} ({side['low']:.{digits}f} to {side['high']:.{digits}f})"
         for side in found["sides"]
     ]
+    ratio = f"{found['ratio']:.2f} ({found['ratio_low']:.2f} to {found['ratio_high']:.2f})"
     peaks = [f"{side['peak'] / 1e6:.0f} MB" for side in found["sides"]]
     return "| " + " | ".join(
-        [label, what, *cells, f"{found['ratio']:.2f}", *peaks, f"{found['peak_ratio']:.2f}"]
+        [label, what, *cells, ratio, *peaks, f"{found['peak_ratio']:.2f}"]
     ) + " |"  # fmt: skip
 
 

@@ -184,7 +184,7 @@ class Payload:
     ``names`` are the tensors or initializers that name these bytes; ``readers`` the operators or roles that
     use them; ``bits_per_weight`` the stored bits per weight of the table including scales, in a band what it adds for
     each weight of the whole table. ``band_rows`` are the rows that a band refines, None for a table; ``flaw`` says
-    where the roles do not read the band alike.
+    where the roles do not read the payload alike; ``scales`` where the scales are, if elsewhere.
     """
 
     names: tuple[str, ...]
@@ -195,6 +195,7 @@ class Payload:
     readers: tuple[str, ...]
     band_rows: int | None = None
     flaw: str = ""
+    scales: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tieq.progress import say, stage
 from tieq.recipe import Gates, Sampling, load_recipe
 from tieq.records import Check, TieGraph
 from tieq.report.manifest import file_entries
-from tieq.runtimes import ALL, runtime
+from tieq.runtimes import ALL, check_ready, runtime
 from tieq.sampled import allowed_ids, describe_sequences, make_sequences
 from tieq.source.base import ModelSource
 from tieq.source.locate import open_source
@@ -61,9 +61,10 @@ def validate_path(
     Raises:
         TieqError: if the path is no such thing or the reference is another than the artifact was made from.
     """
-    for name in runtimes or []:
-        if name != ALL:
-            runtime(name)  # a wrong name is said before the reference model is loaded
+    # A wrong name, or a runtime that is missing, is said before the reference model is loaded.
+    named = [runtime(name).name for name in runtimes or [] if name != ALL]
+    if evaluate:
+        check_ready(named)
     earlier = None if baseline is None else read_json(baseline)
     if least_rate is not None and earlier is None:
         raise TieqError("--min-decode-ratio compares with a baseline.", todo="Name one with --baseline.")

@@ -221,7 +221,8 @@ def test_an_unknown_runtime_is_bad_usage_and_a_missing_one_is_exit_code_3(tieq_c
     monkeypatch.setattr(LlamaCpp, "availability", lambda self: Availability(False, "", "pip install it"))
     done = tieq_command("validate", folder, "--runtime", "llama.cpp")
     assert done.code == 3
-    assert "Get it: pip install it" in done.err
+    assert "Get llama.cpp: pip install it" in done.err
+    assert "reference model" not in done.err
     assert "can be set up" in tieq_command("runtimes").out
 
 

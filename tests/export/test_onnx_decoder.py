@@ -54,8 +54,9 @@ def positions_of(mask: np.ndarray) -> np.ndarray:
 def run(session: Any, ids: np.ndarray, mask: np.ndarray, past: dict[str, Any] | None = None, **more: Any) -> dict:
     """One step."""
     feed: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, **more}
-    feed["position_ids"] = positions_of(mask)[:, -ids.shape[1] :]
     for item in session.get_inputs():
+        if item.name == "position_ids":  # generation counts for itself
+            feed[item.name] = positions_of(mask)[:, -ids.shape[1] :]
         if item.name.startswith("past_key_values"):
             empty = np.zeros((len(ids), item.shape[1], 0, item.shape[3]), np.float32)
             feed[item.name] = empty if past is None else past[item.name.replace("past_key_values", "present")]
@@ -341,3 +342,90 @@ def test_a_size_is_a_gate_without_evaluation_and_a_kl_is_refused(tiny_export):
     assert {check["name"] for check in found["checks"] if not check["passed"]} == {"file size"}
     with pytest.raises(TieqError, match="measures nothing"):
         refuse_unmeasured(True, 0.1)
+
+
+@pytest.fixture(scope="module")
+def in_pieces(tmp_path_factory, tiny_checkpoint):
+    """An export whose table is so large that generation multiplies by it in pieces, the last one smaller."""
+    from tieq.export import onnx_products
+    from tieq.pipeline import export
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnx_products, "_PIECE_BYTES", 3000)
+        out = tmp_path_factory.mktemp("pieces") / "out"
+        return export(str(tiny_checkpoint("llama")), tiny.recipe(), out, ("onnx", "gguf")).folder
+
+
+def products_of_the_head(path: Path) -> list[Any]:
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return [node for node in graph.node if node.op_type == "MatMulNBits" and node.name.startswith("lm_head")]
+
+
+def test_generation_multiplies_by_a_large_table_in_pieces_of_the_same_bytes(in_pieces):
+    from tieq.revalidate import validate_path
+
+    folder = in_pieces / "onnx"
+    sizes = [
+        next(attribute.i for attribute in node.attribute if attribute.name == "N")
+        for node in products_of_the_head(folder / "model_generate.onnx")
+    ]
+    assert len(sizes) > 2
+    assert sum(sizes) == tiny.ROWS
+    assert len(products_of_the_head(folder / "model.onnx")) == 1
+    ids, mask = batch_of(3, "none")
+    whole = run(open_graph(folder / "model.onnx"), ids, mask)["logits"]
+    kept = run(open_graph(folder / "model_generate.onnx"), ids, mask)["logits"]
+    assert np.abs(kept[:, 0] - whole[:, -1]).max() < 1e-5 * np.abs(whole).max()
+    checked = validate_path(in_pieces, evaluate=False)
+    assert checked["passed"]
+    (found,) = [check for check in checked["checks"] if check["name"] == "graph for generation"]
+    assert found["value"] == "the same bytes"
+
+
+@pytest.mark.parametrize("part", ["codes", "scales"])
+@pytest.mark.parametrize("damage", ["another file", "another row"])
+def test_a_piece_of_other_bytes_fails_the_gate(in_pieces, tmp_path, part, damage):
+    from tieq.validate.gates import generation_checks
+    from tieq.validate.structure import prove
+
+    folder = tmp_path / "onnx"
+    shutil.copytree(in_pieces / "onnx", folder)
+    shutil.copy(folder / "model.onnx_data", folder / "second.data")
+    model = onnx.load(str(folder / "model_generate.onnx"), load_external_data=False)
+    second = products_of_the_head(folder / "model_generate.onnx")[1]
+    widened = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Cast"}
+    name = second.input[1] if part == "codes" else widened[second.input[2]]
+    (tensor,) = [tensor for tensor in model.graph.initializer if tensor.name == name]
+    for entry in tensor.external_data:
+        if entry.key == "location" and damage == "another file":
+            entry.value = "second.data"
+        if entry.key == "offset" and damage == "another row":
+            entry.value = str(int(entry.value) - 64)
+    onnx.save(model, str(folder / "model_generate.onnx"))
+    (found,) = generation_checks(prove(folder / "model.onnx"))
+    assert not found.passed
+    assert "inside as" in str(found.value)
+
+
+def test_scales_of_one_role_alone_fail_the_gate(tiny_export, tmp_path):
+    from tieq.validate.gates import structure_checks
+    from tieq.validate.structure import prove
+
+    folder = tmp_path / "onnx"
+    shutil.copytree(tiny_export("llama").folder / "onnx", folder)
+    assert all(check.passed for check in structure_checks(prove(folder / "model.onnx"), expect_tied=True))
+    model = onnx.load(str(folder / "model.onnx"), load_external_data=False)
+    shutil.copy(folder / "model.onnx_data", folder / "second.data")
+    (scales,) = [t for t in model.graph.initializer if t.name == "model.embed_tokens.weight.scales"]
+    own = onnx.TensorProto()
+    own.CopyFrom(scales)
+    own.name, own.external_data[0].value = "own.scales", "second.data"
+    model.graph.initializer.append(own)
+    at, head = next((i, node) for i, node in enumerate(model.graph.node) if node.name == "lm_head")
+    head.input[2] = "own.wide"
+    cast = onnx.helper.make_node("Cast", ["own.scales"], ["own.wide"], to=onnx.TensorProto.FLOAT)
+    model.graph.node.insert(at, cast)
+    onnx.save(model, str(folder / "model.onnx"))
+    failed = [check for check in structure_checks(prove(folder / "model.onnx"), expect_tied=True) if not check.passed]
+    assert [check.name for check in failed] == ["table scales"]
+    assert "second.data" in str(failed[0].value)

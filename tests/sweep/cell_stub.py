@@ -25,7 +25,7 @@ def result(passed: bool) -> dict:
             "passed": passed,
             "checks": checks,
             "containers": [{"container": "gguf", "file_bytes": 12_340_000, "payloads": [payload]}],
-            "runtimes": [{"runtime": "llama.cpp", "mode": "", "container": "gguf", "scores": scores}],
+            "runtimes": [{"runtime": "llama.cpp", "mode": "", "container": "gguf", "tokens": None, "scores": scores}],
         },
         "evaluation": {"description": "text", "sequences": 2, "length": 64},
     }

@@ -17,6 +17,7 @@ from tieq.cli import main
 from tieq.errors import TieqError
 from tieq.runtimes.base import Availability
 from tieq.runtimes.llama_cpp import LlamaCpp
+from tieq.sweep import table
 from tieq.sweep.engines import LocalEngine
 from tieq.sweep.run import sweep
 
@@ -58,13 +59,25 @@ def test_a_second_run_runs_nothing_and_a_changed_recipe_its_own_cell(matrix, run
     row = document["rows"][0]
     assert (row["model"], row["recipe"], row["container"], row["copies"]) == ("smollm2-135m", "one", "gguf", 1)
     assert (row["megabytes"], row["bits_per_weight"], row["kl"]["value"]) == (12.34, [4.5], 0.25)
-    table = (matrix.out / "sweep.md").read_text()
-    assert "| smollm2-135m | one | gguf | 12.34 | 4.50 | 1 | llama.cpp | 0.2500 +- 0.0100 |" in table
+    assert row["tokens"] == 2 * 64
+    page = (matrix.out / "sweep.md").read_text()
+    assert "| smollm2-135m | one | gguf | 12.34 | 4.50 | 1 | llama.cpp | 0.2500 +- 0.0100 |" in page
     # A result whose artifact is gone, or whose record is damaged, is none.
     (matrix.out / "cells" / names[0] / "artifact" / "manifest.json").unlink()
     (matrix.out / "cells" / names[1] / "cell.json").write_text("{")
     assert run(one, two)[0] == 0
     assert [matrix.runs(name) for name in names] == [2, 3, 1, 2]
+
+
+def test_cells_that_ran_other_text_than_the_first_are_named():
+    def cell(name: str, sequences: int) -> dict:
+        used = {"description": "some text", "sequences": sequences, "length": 64}
+        checks: dict = {"containers": [], "checks": []}
+        return {"name": name, "state": "done", "passed": True, "evaluation": used, "checks": checks}
+
+    text = table.markdown({"cells": [cell("a", 2), cell("b", 8), cell("c", 2)], "rows": []})
+    assert "on 2 sequences of 64 tokens: some text." in text
+    assert text.endswith("\n\nb ran 8 sequences of 64 tokens.\n")
 
 
 def test_a_failing_cell_does_not_stop_the_others_and_is_tried_again(matrix, run):

@@ -29,7 +29,7 @@ def genai_config(decoder: Decoder, config: dict[str, Any], generation: dict[str,
     ends = token("eos_token_id")
     first_end = ends[0] if isinstance(ends, list) and ends else ends
     padding = token("pad_token_id")
-    length = int(config.get("max_position_embeddings") or 2048)
+    length = context_length(config)
     return {
         "model": {
             "type": str(config["model_type"]),
@@ -49,7 +49,6 @@ def genai_config(decoder: Decoder, config: dict[str, Any], generation: dict[str,
                 "inputs": {
                     "input_ids": "input_ids",
                     "attention_mask": "attention_mask",
-                    "position_ids": "position_ids",
                     "past_key_names": "past_key_values.%d.key",
                     "past_value_names": "past_key_values.%d.value",
                 },
@@ -74,6 +73,11 @@ def genai_config(decoder: Decoder, config: dict[str, Any], generation: dict[str,
             "top_p": float(_or(generation.get("top_p"), 1.0)),
         },
     }
+
+
+def context_length(config: dict[str, Any]) -> int:
+    """Positions that a model was made for."""
+    return int(config.get("max_position_embeddings") or 2048)
 
 
 def _or(*values: Any) -> Any:

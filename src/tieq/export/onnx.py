@@ -97,7 +97,7 @@ def write_onnx(
                         logits=logits,
                         tied=tied,
                         generate=name == GENERATION_GRAPH,
-                    ).build(int(config["vocab_size"]))
+                    ).build(int(config["vocab_size"]), genai.context_length(config))
                     _save(model, data, folder / name)
     documents = model_documents(config)
     settings = {"dtype": "fp32", "use_external_data_format": {MODEL: 1}}

@@ -78,6 +78,15 @@ class DataFile:
         self.graph.register_initializer(value)
         return value
 
+    def rows(self, name: str, payload: str, start: int, stop: int) -> ir.Value:
+        """An initializer over some rows of a payload that has been written."""
+        dtype, shape = self._kinds[payload]
+        offset, length = self._places[payload]
+        row = length // shape[0]
+        part = f"{payload}[{start}:{stop}]"
+        self._places[part] = offset + start * row, (stop - start) * row
+        return self._register(name, part, _TYPES[dtype], (stop - start, *shape[1:]))
+
     def _append(self, values: NDArray[Any]) -> tuple[int, int]:
         content = np.ascontiguousarray(values)
         alignment = _PAGE if content.nbytes >= _LARGE else _LINE
@@ -105,6 +114,22 @@ class DataFile:
         """Float scales ``[rows, blocks]``: see :meth:`widened`."""
         name = f"{joined(names)}.scales"
         return self.widened(name, np.concatenate([checkpoint.scales(each) for each in names]))
+
+    def half_scales(self, name: str, checkpoint: QuantizedCheckpoint) -> ir.Value:
+        """Scales ``[rows, blocks]`` as they are stored."""
+        stored = f"{name}.scales"
+        return self.initializer(stored, stored, checkpoint.scales(name), checkpoint.scales(name).shape)
+
+    def constant(self, values: NDArray[np.int64]) -> ir.Value:
+        """A small initializer in the graph itself; equal ones are one."""
+        name = f"int64.{'.'.join(map(str, np.atleast_1d(values)))}" + ("" if values.ndim else ".scalar")
+        if name not in self.graph.initializers:
+            tensor = ir.tensor(values, name=name)
+            value = ir.Value(
+                name=name, shape=ir.Shape(values.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+            )
+            self.graph.register_initializer(value)
+        return self.graph.initializers[name]
 
     def widened(self, name: str, values: NDArray[np.float16]) -> tuple[list[ir.Node], ir.Value]:
         """An initializer as it is, in fp16, and float32 behind a Cast: the node at the first use, and its value."""

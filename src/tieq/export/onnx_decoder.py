@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tieq.export.onnx_attention import FLOAT, INT64, LAST, shared_inputs
+from tieq.export.onnx_attention import FLOAT, INT64, LAST, generation_inputs, shared_inputs
 from tieq.export.onnx_nodes import Nodes
 from tieq.export.onnx_products import CONTRIB, Products
 from tieq.quantize import QuantizedCheckpoint
@@ -55,15 +55,18 @@ class DecoderGraph:
         self._head_matrix = lookup if tied else logits
         self._floats = set(checkpoint.floats)
 
-    def build(self, rows: int) -> None:
-        """Add the whole model, with a vocabulary of ``rows``."""
+    def build(self, rows: int, context: int) -> None:
+        """Add the whole model, with a vocabulary of ``rows`` and at most ``context`` positions in generation."""
         add = self.nodes
         ids = add.input("input_ids", INT64, ["batch_size", "sequence_length"])
         mask = add.input("attention_mask", INT64, ["batch_size", "total_sequence_length"])
-        positions = add.input("position_ids", INT64, ["batch_size", "sequence_length"])
-        self._shared = shared_inputs(self.nodes, self.decoder, mask, positions, generate=self._generate)
-        kept = self._kept(self._shared.now)
-        stream = add.last(self.products.lookup(self._lookup, ids), "embed_tokens")
+        if self._generate:
+            self._shared, kept = generation_inputs(add, self.decoder, ids, mask, context)
+        else:
+            positions = add.input("position_ids", INT64, ["batch_size", "sequence_length"])
+            self._shared, kept = shared_inputs(add, self.decoder, ids, mask, positions), self._kept()
+        look_up = self.products.lookup_rows_first if self._generate else self.products.lookup
+        stream = add.last(look_up(self._lookup, ids), "embed_tokens")
         stream = self._scaled(stream, self.decoder.lookup.multiplier, "embed_tokens/scale")
         normed, last = None, len(self.decoder.layers) - 1
         for number, layer in enumerate(self.decoder.layers):
@@ -74,17 +77,9 @@ class DecoderGraph:
         assert normed is not None
         self._head(normed, rows)
 
-    def _kept(self, now: ir.Value) -> ir.Value:
-        """Which positions get logits.
-
-        For generation the last token of each sequence, before the padding on its right: ``[batch, 1, 1]`` int64. Else
-        where they begin, counted from the end, ``[1]`` int64; 0 is the beginning.
-        """
+    def _kept(self) -> ir.Value:
+        """Where the positions begin that get logits, counted from the end, ``[1]`` int64; 0 is the beginning."""
         add = self.nodes
-        if self._generate:
-            tokens = add("ReduceSum", [now, add.shape(1)], "logits/tokens", {"keepdims": 1})
-            last = add("Sub", [tokens, add.constant("one64", np.array(1, np.int64))], "logits/last")
-            return add("Unsqueeze", [last, add.shape(2)], "logits/index")
         number = add.constant(KEEP, np.array(0, np.int64))
         # An input with an initializer need not be given.
         add.graph.inputs.append(number)
@@ -216,7 +211,9 @@ class DecoderGraph:
         bias = None
         if use.bias and name in self._floats:
             bias = add.constant(name, self.checkpoint.tensor(name))
-        value = add.last(self.products.multiply(self._head_matrix, hidden), "lm_head")
+        # Where all positions are kept, side by side would copy as much as the logits are.
+        multiply = self.products.multiply_in_pieces if self._generate else self.products.multiply
+        value = add.last(multiply(self._head_matrix, hidden), "lm_head")
         if bias is not None:
             value = add("Add", [value, bias], "lm_head/bias")
         value = self._scaled(value, use.multiplier, "lm_head/scale")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from tieq.bands import band_prefix
@@ -21,6 +22,9 @@ from tieq.export.onnx_data import DataFile
 from tieq.quantize import QuantizedCheckpoint
 
 CONTRIB = "com.microsoft"
+# A piece of a matrix: enough for a kernel to be busy, little beside a model whose table is that large. Its rows are a
+# multiple of what kernels take at once, and keep pieces on pages.
+_PIECE_BYTES, _PIECE_ROWS = 32 << 20, 64
 
 
 class Products:
@@ -42,14 +46,42 @@ class Products:
             table = self._data.matrix(name, self._checkpoint)
             gathered = ir.node("Gather", [table, ids], attributes={"axis": 0})
             return [gathered, to_float(gathered.outputs[0])]
-        geometry = SCHEMES[scheme]
         codes = self._data.lookup_view(name, self._checkpoint)
         made, scales = self._data.scales((name,), self._checkpoint)
-        attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": geometry.block, "bits": geometry.bits}
-        made.append(ir.node("GatherBlockQuantized", [codes, ids, scales], attributes=attributes, domain=CONTRIB))
+        made.append(_gather(scheme, codes, ids, scales))
         for views in self._band_views(name):
             made += refine_lookup(views, ids, made[-1].outputs[0])
         return made
+
+    def lookup_rows_first(self, name: str, ids: ir.Value) -> list[ir.Node]:
+        """The same, with the rows' codes and scales gathered before they are decoded.
+
+        Costs eight small nodes and leaves the scales of a large table in the file, where :meth:`lookup` has them
+        widened in memory. Where one product reads the whole table it needs them widened anyway.
+        """
+        if not self.large(name):
+            return self.lookup(name, ids)
+        codes = self._data.lookup_view(name, self._checkpoint)
+        scales = self._data.half_scales(name, self._checkpoint)
+
+        def number(value: int | list[int]) -> ir.Value:
+            return self._data.constant(np.array(value, np.int64))
+
+        flat = ir.node("Reshape", [ids, number([-1])])
+        of_rows = [ir.node("Gather", [stored, flat.outputs[0]], attributes={"axis": 0}) for stored in (codes, scales)]
+        wide = to_float(of_rows[1].outputs[0])
+        count, shape = ir.node("Size", [ids]), ir.node("Shape", [ids])
+        order = ir.node("Range", [number(0), count.outputs[0], number(1)])
+        places = ir.node("Reshape", [order.outputs[0], shape.outputs[0]])
+        decoded = _gather(self._checkpoint.scheme(name), of_rows[0].outputs[0], places.outputs[0], wide.outputs[0])
+        made = [flat, *of_rows, wide, count, shape, order, places, decoded]
+        for views in self._band_views(name):
+            made += refine_lookup(views, ids, made[-1].outputs[0])
+        return made
+
+    def large(self, name: str) -> bool:
+        """Whether products are by pieces of the matrix."""
+        return self._piece_rows(name) < self._checkpoint.extent(name)[0]
 
     def multiply(
         self, names: str | Sequence[str], hidden: ir.Value | None, bias: ir.Value | None = None
@@ -68,9 +100,41 @@ class Products:
             if bias is not None:
                 made.append(ir.node("Add", [made[-1].outputs[0], bias]))
             return made
-        geometry = SCHEMES[scheme]
         codes = self._data.product_view(names, self._checkpoint)
         made, scales = self._data.scales(names, self._checkpoint)
+        made.append(self._product(scheme, hidden, codes, scales, bias))
+        for views in self._band_views(names[0]):
+            made += refine_product(views, hidden, made[-1].outputs[0], self._level)
+        return made
+
+    def multiply_in_pieces(self, name: str, hidden: ir.Value | None) -> list[ir.Node]:
+        """``hidden @ W.T`` by one product or, for a large matrix, by some of its rows at a time, side by side.
+
+        A session reorders a matrix into memory of its own and lets the file's pages go afterwards, so that a table in
+        one piece is there twice for a moment; in a 1B model that moment is the peak. The matrix has to be in the data
+        file already.
+        """
+        if not self.large(name):
+            return self.multiply(name, hidden)
+        scheme, step, rows = self._checkpoint.scheme(name), self._piece_rows(name), self._checkpoint.extent(name)[0]
+        made, products = [], []
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            codes = self._data.rows(f"{name}.codes.{start}", name, start, stop)
+            stored = self._data.rows(f"{name}.scales.{start}", f"{name}.scales", start, stop)
+            scales = to_float(stored)
+            products.append(self._product(scheme, hidden, codes, scales.outputs[0]))
+            made += [scales, products[-1]]
+        sides = [product.outputs[0] for product in products]
+        made.append(ir.node("Concat", sides, attributes={"axis": -1}))
+        for views in self._band_views(name):
+            made += refine_product(views, hidden, made[-1].outputs[0], self._level)
+        return made
+
+    def _product(
+        self, scheme: str, hidden: ir.Value | None, codes: ir.Value, scales: ir.Value, bias: ir.Value | None = None
+    ) -> ir.Node:
+        geometry = SCHEMES[scheme]
         rows, blocks, _ = codes.shape.numpy() if codes.shape is not None else (0, 0, 0)
         attributes = {
             "K": blocks * geometry.block,
@@ -80,10 +144,15 @@ class Products:
             "accuracy_level": self._level,
         }
         inputs = [hidden, codes, scales, *([None, None, bias] if bias is not None else [])]
-        made.append(ir.node("MatMulNBits", inputs, attributes=attributes, domain=CONTRIB))
-        for views in self._band_views(names[0]):
-            made += refine_product(views, hidden, made[-1].outputs[0], self._level)
-        return made
+        return ir.node("MatMulNBits", inputs, attributes=attributes, domain=CONTRIB)
+
+    def _piece_rows(self, name: str) -> int:
+        rows, columns = self._checkpoint.extent(name)
+        scheme = self._checkpoint.scheme(name)
+        if scheme not in SCHEMES:
+            return rows
+        pieces = max(1, -(-rows * columns * SCHEMES[scheme].bits // 8 // _PIECE_BYTES))
+        return -(-rows // pieces // _PIECE_ROWS) * _PIECE_ROWS
 
     def together(self, names: Sequence[str]) -> bool:
         """Whether several matrices of the same inputs can be one product."""
@@ -102,3 +171,9 @@ def to_float(value: ir.Value) -> ir.Node:
     """A Cast to float32."""
     attributes: dict[str, Any] = {"to": int(ir.DataType.FLOAT)}
     return ir.node("Cast", [value], attributes=attributes)
+
+
+def _gather(scheme: str, codes: ir.Value, ids: ir.Value | None, scales: ir.Value) -> ir.Node:
+    geometry = SCHEMES[scheme]
+    attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": geometry.block, "bits": geometry.bits}
+    return ir.node("GatherBlockQuantized", [codes, ids, scales], attributes=attributes, domain=CONTRIB)

@@ -20,6 +20,11 @@ class Documents:
     beside: tuple[FilePoint, ...] = ()
 
 
+def recipe_words(recipe: dict[str, Any]) -> str:
+    """A manifest's recipe: its name, and its description if it has one."""
+    return ": ".join(str(part) for part in (recipe["name"], recipe["description"]) if part)
+
+
 def text_words(text: dict[str, Any]) -> str:
     """An evaluation or calibration text of a manifest in words."""
     if "sequences" not in text:

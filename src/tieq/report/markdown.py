@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tieq.report.card import front_matter, run_text
+from tieq.report.documents import recipe_words
 from tieq.report.tables import (
     CHECK_HEADER,
     FILE_HEADER,
@@ -83,7 +84,7 @@ def _used_text(manifest: dict[str, Any]) -> str:
     source = manifest["source"]
     lines = [
         f"- source: {source['origin']}, SHA-256 `{source['fingerprint']}`",
-        f"- recipe: {manifest['recipe']['name']}, {manifest['recipe']['description']}; effort {manifest['effort']}",
+        f"- recipe: {recipe_words(manifest['recipe'])}; effort {manifest['effort']}",
         f"- calibration: {manifest['calibration']['description']}",
     ]
     lines += [f"- note: {note}" for note in manifest["notes"]]

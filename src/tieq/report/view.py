@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-from tieq.report.documents import Documents, text_words
+from tieq.report.documents import Documents, recipe_words, text_words
 from tieq.report.figures import cost_view, size_view, tie_view
 from tieq.report.matrix import matrix, plain, plus_minus, table_copies
 from tieq.report.tables import CHECK_HEADER, FILE_HEADER, check_rows, file_rows, megabytes
@@ -121,7 +121,7 @@ def _used(documents: Documents) -> dict[str, Any]:
         ("source", source["origin"]),
         ("SHA-256 of the source", source["fingerprint"]),
         ("license", source.get("license") or ""),
-        ("recipe", f"{manifest['recipe']['name']}: {manifest['recipe']['description']}"),
+        ("recipe", recipe_words(manifest["recipe"])),
         ("effort", manifest["effort"]),
         ("calibration text", text_words(manifest["calibration"])),
         ("its SHA-256", manifest["calibration"].get("sha256") or ""),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieq.errors import TieqError
+from tieq.errors import MissingRuntimeError, TieqError
 from tieq.runtimes.arm64 import LiteRtArm64, LlamaCppArm64, OnnxRuntimeArm64
 from tieq.runtimes.base import Runtime
 from tieq.runtimes.litert import LiteRt
@@ -42,6 +42,19 @@ def runtime(name: str) -> Runtime:
     if name not in known:
         raise TieqError(f"--runtime '{name}' is not known.", todo=f"Use one of {', '.join(known)}.")
     return known[name]
+
+
+def check_ready(names: list[str]) -> None:
+    """Refuse to start where a runtime is missing.
+
+    Raises:
+        MissingRuntimeError: naming all that are, with how to get them.
+    """
+    states = {name: runtime(name).availability() for name in names}
+    missing = {name: state.how for name, state in states.items() if not state.ready}
+    if missing:
+        listed = " ".join(f"Get {name}: {how}." for name, how in missing.items())
+        raise MissingRuntimeError("is not installed.", where=f"runtime {', '.join(missing)}", todo=listed)
 
 
 def setup_names(wanted: list[str]) -> list[str]:

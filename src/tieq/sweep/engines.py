@@ -53,6 +53,8 @@ class LocalEngine:
 
     def run(self, cells: list[Cell], store: Store, needed: list[str]) -> Outcomes:
         """See :meth:`Engine.run`."""
+        from tieq.runtimes import check_ready
+
         check_ready(needed)
         for cell in cells:
             folder = store.begin(cell)
@@ -64,21 +66,6 @@ class LocalEngine:
                 outcome = child.run_child(cell.to_json(), folder, self.timeout, self.command)
                 attempts += 1
             yield cell, dataclasses.replace(outcome, attempts=attempts)
-
-
-def check_ready(names: list[str]) -> None:
-    """Refuse to start where a runtime is missing.
-
-    Raises:
-        MissingRuntimeError: naming all that are, with how to get them.
-    """
-    from tieq.runtimes import runtime
-
-    states = {name: runtime(name).availability() for name in names}
-    missing = {name: state.how for name, state in states.items() if not state.ready}
-    if missing:
-        listed = " ".join(f"Get {name}: {how}." for name, how in missing.items())
-        raise MissingRuntimeError("is not installed.", where=f"runtime {', '.join(missing)}", todo=listed)
 
 
 def make_engine(

@@ -12,9 +12,9 @@ from typing import Any
 from tieq import __version__
 from tieq.artifact import staged
 from tieq.errors import MissingRuntimeError, TieqError
+from tieq.runtimes import check_ready
 from tieq.sweep import child
 from tieq.sweep.child import Outcome
-from tieq.sweep.engines import check_ready
 
 # What a worker must be able to read in the sweep's folder, to prove that it is the same folder.
 TOKEN = ".shared"

@@ -39,9 +39,18 @@ def _rows_of(cell: dict[str, Any]) -> list[dict[str, Any]]:
             "seconds": cell["seconds"],
         }
         ran = [item for item in checks["runtimes"] if item["container"] == name]
-        found += [{**about, "runtime": item["runtime"], "mode": item["mode"], **_scores(item)} for item in ran]
+        found += [
+            {**about, "runtime": item["runtime"], "mode": item["mode"], "tokens": _tokens(item, cell), **_scores(item)}
+            for item in ran
+        ]
         found += [] if ran else [about]
     return found
+
+
+def _tokens(item: dict[str, Any], cell: dict[str, Any]) -> int:
+    """What was run: a bound that noise left undecided has run more text, a slow runtime less."""
+    used = cell["evaluation"]
+    return int(item["tokens"] or used["sequences"] * used["length"])
 
 
 def _scores(item: dict[str, Any]) -> dict[str, Any]:
@@ -107,12 +116,23 @@ def verdict(document: dict[str, Any]) -> str:
 
 def markdown(document: dict[str, Any]) -> str:
     """``sweep.md``."""
-    used = next((cell["evaluation"] for cell in document["cells"] if cell["state"] == "done"), None)
     lines = [f"# Sweep: {verdict(document)}", markdown_table(HEADER, text_rows(document["rows"]))]
     lines += ["\n".join(f"- {line}" for line in problems(document["cells"]))] if problems(document["cells"]) else []
-    if used is not None and "sequences" in used:
+    used = {
+        cell["name"]: cell["evaluation"]
+        for cell in document["cells"]
+        if cell["state"] == "done" and "sequences" in cell["evaluation"]
+    }
+    if used:
+        first = next(iter(used.values()))
         lines.append(
-            f"Measured against the float models; the first cell on {used['sequences']} sequences of {used['length']} "
-            f"tokens: {used['description']}. Standard errors over sequences; seconds are the whole cell's."
+            f"Measured against the float models on {_text_words(first)}: {first['description']}. Standard errors over "
+            "sequences; seconds are the whole cell's."
         )
+        others = {name: text for name, text in used.items() if _text_words(text) != _text_words(first)}
+        lines += [f"{name} ran {_text_words(text)}." for name, text in others.items()]
     return "\n\n".join(lines) + "\n"
+
+
+def _text_words(used: dict[str, Any]) -> str:
+    return f"{used['sequences']} sequences of {used['length']} tokens"

@@ -38,6 +38,11 @@ def structure_checks(structure: Structure, expect_tied: bool | None) -> list[Che
     checks = [Check("table copies", structure.container, copies, "exactly 1", copies == 1, detail)]
     if expect_tied and not structure.shared and not equal:
         checks.append(Check("tie kept", structure.container, "two different tables", "one shared table", False, detail))
+    checks += [
+        Check("table scales", structure.container, payload.flaw, "one set", False)
+        for payload in payloads
+        if payload.flaw
+    ]
     return checks + _band_checks(structure)
 
 
@@ -47,7 +52,7 @@ def generation_checks(structure: Structure) -> list[Check]:
     if structure.container != "onnx" or beside == structure.path or not beside.exists():
         return []
     other = prove(beside)
-    seen, expected = ({(p.location, p.readers) for p in each.payloads} for each in (other, structure))
+    seen, expected = ({(p.location, p.scales, p.flaw, p.readers) for p in each.payloads} for each in (other, structure))
     value = "the same bytes" if seen == expected else "other bytes: " + "; ".join(map(_describe, other.payloads))
     return [Check("graph for generation", structure.container, value, "the same bytes", seen == expected)]
 
@@ -84,7 +89,10 @@ def _roles_equal(structure: Structure) -> bool:
 def _describe(payload: Payload) -> str:
     readers = " and ".join(payload.readers) or "nobody"
     rows = "" if payload.band_rows is None else f", {payload.band_rows} rows"
-    return f"{', '.join(payload.names)} ({payload.scheme}{rows}) in {payload.location}, read by {readers}"
+    scales = f", scales in {payload.scales}" if payload.scales else ""
+    flaw = f", {payload.flaw}" if payload.flaw else ""
+    names = ", ".join(payload.names)
+    return f"{names} ({payload.scheme}{rows}) in {payload.location}{scales}, read by {readers}{flaw}"
 
 
 def equality_checks(structures: list[Structure]) -> list[Check]:

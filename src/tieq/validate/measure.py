@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tieq.errors import MissingRuntimeError, TieqError
+from tieq.errors import TieqError
 from tieq.metrics import Estimate, Scores, SequenceScore, exp, mean, score_sequence, summarize
 from tieq.progress import counter, stage
-from tieq.runtimes import ALL, runtime, runtimes
+from tieq.runtimes import ALL, check_ready, runtime, runtimes
 from tieq.runtimes.base import Decoder, Runtime, Session
 from tieq.text import Sequences
 
@@ -155,9 +155,8 @@ def find_runs(files: list[Path], wanted: list[str] | None, weights: dict[Path, s
                 where=f"--runtime {name}",
                 todo="Leave it out.",
             )
+        check_ready([name])
         state = adapter.availability()
-        if not state.ready:
-            raise MissingRuntimeError("is not installed.", where=f"runtime {name}", todo=f"Get it: {state.how}.")
         for path in mine:
             for mode, opened in adapter.modes(path):
                 runs.append(_Run(path, adapter, state.version, mode, opened, weights.get(path, "")))

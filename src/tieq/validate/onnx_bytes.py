@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +69,24 @@ def read_array(tensor: Any, model_path: Path) -> NDArray[Any]:
         return numpy_helper.to_array(tensor)
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     return np.memmap(place.file, dtype, "r", place.offset, tuple(tensor.dims))
+
+
+def joined(tensors: Sequence[Any], model_path: Path) -> Any:
+    """One tensor of the rows of several: over their own bytes if these lie one after the other, else over a copy."""
+    from onnx import TensorProto, numpy_helper
+
+    name = " + ".join(tensor.name for tensor in tensors)
+    places = [place_of(tensor, model_path) for tensor in tensors]
+    follow = all(
+        one.offset >= 0 and one.file == next_.file and one.offset + one.length == next_.offset
+        for one, next_ in itertools.pairwise(places)
+    )
+    if not follow:
+        return numpy_helper.from_array(np.concatenate([read_array(tensor, model_path) for tensor in tensors]), name)
+    whole = TensorProto(name=name, data_type=tensors[0].data_type, data_location=TensorProto.EXTERNAL)
+    whole.dims.extend([sum(tensor.dims[0] for tensor in tensors), *tensors[0].dims[1:]])
+    location = next(entry.value for entry in tensors[0].external_data if entry.key == "location")
+    length = sum(place.length for place in places)
+    for key, value in (("location", location), ("offset", str(places[0].offset)), ("length", str(length))):
+        whole.external_data.add(key=key, value=value)
+    return whole

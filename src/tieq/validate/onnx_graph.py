@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tieq.codecs.schemes import unpack_codes
 from tieq.errors import TieqError
-from tieq.validate.onnx_bytes import place_of, read_array
+from tieq.validate.onnx_bytes import joined, place_of, read_array
 
 Rows = slice | NDArray[np.int64]
 GATHERS = {"Gather", "GatherBlockQuantized"}
@@ -69,18 +69,48 @@ class Graph:
     def lookup(self) -> tuple[Use, str]:
         """The gather of rows that ``input_ids`` indexes, and the name of its output.
 
+        Codes and scales may be gathered before they are decoded.
+
         Raises:
             TieqError: if there is none.
         """
         for node in self.nodes:
-            if node.op_type in GATHERS and self.upstream(node.input[1]) == "input_ids":
+            found = self._rows_first(node)
+            if found is not None:
+                return found, node.output[0]
+            if self._gathers_rows(node) and not self._feeds_decoder(node):
                 found = self.use(node, node.input[0])
                 if found is not None and len(self.initializers[found.weights].dims) > 1:
                     return found, node.output[0]
         raise TieqError("no lookup by 'input_ids' was found in the graph.", where=str(self.path))
 
+    def _gathers_rows(self, node: Any) -> bool:
+        return node is not None and node.op_type in GATHERS and self.upstream(node.input[1]) == "input_ids"
+
+    def _feeds_decoder(self, node: Any) -> bool:
+        """Whether what a gather gives is decoded by a second one."""
+        readers = self.consumers.get(node.output[0], [])
+        return any(
+            reader.op_type == "GatherBlockQuantized" or (reader.op_type in _PASSING and self._feeds_decoder(reader))
+            for reader in readers
+        )
+
+    def _rows_first(self, node: Any) -> Use | None:
+        """The use of a table by an operator that decodes gathered rows one after the other."""
+        if node.op_type != "GatherBlockQuantized":
+            return None
+        gathers = [self.producers.get(self.upstream(node.input[at])) for at in (0, 2)]
+        order = self.producers.get(self.upstream(node.input[1]))
+        if not all(map(self._gathers_rows, gathers)) or order is None or order.op_type != "Range":
+            return None
+        codes, scales = (self.upstream(each.input[0]) for each in gathers if each is not None)
+        found = self.use(node, codes)
+        return None if found is None else dataclasses.replace(found, scales=scales)
+
     def logits(self) -> LogitsTail:
         """The nearest product upstream of the ``logits`` output, past scaling, softcap, bias and scatters.
+
+        Products by pieces of a matrix, side by side, are one product by the pieces joined.
 
         Raises:
             TieqError: if there is none.
@@ -94,6 +124,11 @@ class Graph:
                 if found is not None:
                     return LogitsTail(found, node.input[0], tuple(reversed(scatters)))
                 break
+            if node.op_type == "Concat":
+                pieces = self._pieces(node)
+                if pieces is not None:
+                    return LogitsTail(*pieces, tuple(reversed(scatters)))
+                break
             if node.op_type == "ScatterElements":
                 scatters.append(node)
             live = [i for i in node.input if i and i not in self.initializers and not self._constant(i)]
@@ -101,6 +136,27 @@ class Graph:
                 break
             name, seen = live[0], seen + 1
         raise TieqError("no product with a stored matrix was found before 'logits'.", where=str(self.path))
+
+    def _pieces(self, concat: Any) -> tuple[Use, str] | None:
+        """The one product that products of the same values, side by side, amount to; None if they amount to none."""
+        axis = next(attribute.i for attribute in concat.attribute if attribute.name == "axis")
+        products = [self.producers.get(name) for name in concat.input]
+        if axis not in (-1, 2) or any(node is None or node.op_type != "MatMulNBits" for node in products):
+            return None
+        uses = [self.use(node, node.input[1]) for node in products if node is not None]
+        found = [use for use in uses if use is not None and use.scales is not None and use.zero_points is None]
+        hidden = {node.input[0] for node in products if node is not None}
+        kinds = {(use.bits, use.block) for use in found}
+        if len(found) < len(products) or len(hidden) > 1 or len(kinds) > 1:
+            return None
+        weights = self._joined([use.weights for use in found])
+        scales = self._joined([use.scales or "" for use in found])
+        return dataclasses.replace(found[0], weights=weights, scales=scales), hidden.pop()
+
+    def _joined(self, names: list[str]) -> str:
+        whole = joined([self.initializers[name] for name in names], self.path)
+        self.initializers[whole.name] = whole
+        return str(whole.name)
 
     def _constant(self, name: str) -> bool:
         node = self.producers.get(name)
@@ -145,6 +201,12 @@ class Graph:
         if use is None or use.scales is None or use.scales not in self.initializers:
             return 0
         return place_of(self.initializers[use.scales], self.path).length
+
+    def scales_place(self, use: Use) -> str:
+        """Where the scales behind a use are, in words; empty if there are none."""
+        if use.scales is None or use.scales not in self.initializers:
+            return ""
+        return str(place_of(self.initializers[use.scales], self.path))
 
     def scheme(self, name: str, use: Use | None) -> str:
         """The storage of an initializer in words."""

@@ -69,13 +69,14 @@ def _tables(
     by_place: dict[Place, list[str]] = defaultdict(list)
     for name, tensor in graph.initializers.items():
         place = place_of(tensor, graph.path)
-        if place not in residuals and _weights_held(graph, tensor, rows) == rows * columns:
+        if place not in residuals and _weights_held(graph, tensor, rows, uses) == rows * columns:
             by_place[place].append(name)
     found = []
     for place, names in by_place.items():
         readers = [role for role, use in uses.items() if use.weights in names]
         used = next((use for use in uses.values() if use.weights in names), None)
         scales = graph.scales_bytes(used)
+        places = [graph.scales_place(use) for use in uses.values() if use.weights in names]
         found.append(
             Payload(
                 names=tuple(sorted(names)),
@@ -84,12 +85,14 @@ def _tables(
                 scheme=graph.scheme(names[0], used),
                 bits_per_weight=8 * (place.length + scales) / (rows * columns),
                 readers=(*readers, *_other_readers(graph, names)),
+                flaw=f"two sets of scales: {' and '.join(places)}" if len(set(places)) > 1 else "",
+                scales=places[0] if places else "",
             )
         )
     return found
 
 
-def _weights_held(graph: Graph, tensor: Any, rows: int) -> int:
+def _weights_held(graph: Graph, tensor: Any, rows: int, uses: dict[str, Use]) -> int:
     """Weights in an initializer, if it has a table's rows: elements for floats, codes for packed bytes."""
     from onnx import TensorProto, helper
 
@@ -98,7 +101,9 @@ def _weights_held(graph: Graph, tensor: Any, rows: int) -> int:
         return 0
     count = int(np.prod(dims))
     if tensor.data_type in (TensorProto.UINT8, TensorProto.INT8):
-        bits = _bits_of(graph, tensor.name)
+        bits = next((use.bits for use in uses.values() if use.weights == tensor.name), 0) or _bits_of(
+            graph, tensor.name
+        )
         return count * 8 // bits if bits else count
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     return count if np.issubdtype(dtype, np.floating) or dtype.itemsize <= 2 else 0
