@@ -345,38 +345,48 @@ def test_a_size_is_a_gate_without_evaluation_and_a_kl_is_refused(tiny_export):
 
 
 @pytest.fixture(scope="module")
-def in_pieces(tmp_path_factory, tiny_checkpoint):
-    """An export whose table is so large that generation multiplies by it in pieces, the last one smaller."""
+def in_pieces(tmp_path_factory):
+    """Exports whose table is so large that generation reads it in pieces, the last one smaller."""
     from tieq.export import onnx_products
     from tieq.pipeline import export
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onnx_products, "_PIECE_BYTES", 3000)
-        out = tmp_path_factory.mktemp("pieces") / "out"
-        return export(str(tiny_checkpoint("llama")), tiny.recipe(), out, ("onnx", "gguf")).folder
+    made: dict[str, Path] = {}
+
+    def make(kind: str = "tied") -> Path:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp(kind)
+            checkpoint = tiny.save(folder / "model", tie_word_embeddings=kind != "untied")
+            recipe = tiny.banded_recipe() if kind == "banded" else tiny.recipe()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(onnx_products, "_PIECE_BYTES", 3000)
+                made[kind] = export(str(checkpoint), recipe, folder / "out", ("onnx",)).folder
+        return made[kind]
+
+    return make
 
 
-def products_of_the_head(path: Path) -> list[Any]:
-    graph = onnx.load(str(path), load_external_data=False).graph
-    return [node for node in graph.node if node.op_type == "MatMulNBits" and node.name.startswith("lm_head")]
+def pieces_of_the_head(path: Path) -> list[Any]:
+    """The products that stand side by side before the logits."""
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    sides = [name for node in nodes if node.op_type == "Concat" and "lm_head" in node.name for name in node.input]
+    return [node for node in nodes if node.output[0] in sides]
 
 
-def test_generation_multiplies_by_a_large_table_in_pieces_of_the_same_bytes(in_pieces):
+@pytest.mark.parametrize("kind", ["tied", "untied", "banded"])
+def test_generation_reads_a_large_table_in_pieces_of_the_same_bytes(in_pieces, kind):
     from tieq.revalidate import validate_path
 
-    folder = in_pieces / "onnx"
-    sizes = [
-        next(attribute.i for attribute in node.attribute if attribute.name == "N")
-        for node in products_of_the_head(folder / "model_generate.onnx")
-    ]
-    assert len(sizes) > 2
+    folder = in_pieces(kind) / "onnx"
+    pieces = pieces_of_the_head(folder / "model_generate.onnx")
+    sizes = [attribute.i for node in pieces for attribute in node.attribute if attribute.name == "N"]
+    assert len(sizes) > 1
     assert sum(sizes) == tiny.ROWS
-    assert len(products_of_the_head(folder / "model.onnx")) == 1
+    assert pieces_of_the_head(folder / "model.onnx") == []
     ids, mask = batch_of(3, "none")
     whole = run(open_graph(folder / "model.onnx"), ids, mask)["logits"]
     kept = run(open_graph(folder / "model_generate.onnx"), ids, mask)["logits"]
     assert np.abs(kept[:, 0] - whole[:, -1]).max() < 1e-5 * np.abs(whole).max()
-    checked = validate_path(in_pieces, evaluate=False)
+    checked = validate_path(in_pieces(kind), evaluate=False)
     assert checked["passed"]
     (found,) = [check for check in checked["checks"] if check["name"] == "graph for generation"]
     assert found["value"] == "the same bytes"
@@ -389,10 +399,10 @@ def test_a_piece_of_other_bytes_fails_the_gate(in_pieces, tmp_path, part, damage
     from tieq.validate.structure import prove
 
     folder = tmp_path / "onnx"
-    shutil.copytree(in_pieces / "onnx", folder)
+    shutil.copytree(in_pieces() / "onnx", folder)
     shutil.copy(folder / "model.onnx_data", folder / "second.data")
     model = onnx.load(str(folder / "model_generate.onnx"), load_external_data=False)
-    second = products_of_the_head(folder / "model_generate.onnx")[1]
+    second = pieces_of_the_head(folder / "model_generate.onnx")[1]
     widened = {node.output[0]: node.input[0] for node in model.graph.node if node.op_type == "Cast"}
     name = second.input[1] if part == "codes" else widened[second.input[2]]
     (tensor,) = [tensor for tensor in model.graph.initializer if tensor.name == name]
