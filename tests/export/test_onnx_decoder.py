@@ -346,7 +346,7 @@ def test_a_size_is_a_gate_without_evaluation_and_a_kl_is_refused(tiny_export):
 
 @pytest.fixture(scope="module")
 def in_pieces(tmp_path_factory):
-    """Exports whose table is so large that generation reads it in pieces, the last one smaller."""
+    """Exports whose matrices count as large: generation reads the table in pieces, and gate and up are two products."""
     from tieq.export import onnx_products
     from tieq.pipeline import export
 
@@ -359,6 +359,7 @@ def in_pieces(tmp_path_factory):
             recipe = tiny.banded_recipe() if kind == "banded" else tiny.recipe()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(onnx_products, "_PIECE_BYTES", 3000)
+                patch.setattr(onnx_products, "_SMALL", 0)
                 made[kind] = export(str(checkpoint), recipe, folder / "out", ("onnx",)).folder
         return made[kind]
 

@@ -176,11 +176,14 @@ class DecoderGraph:
         if "gate" not in names and "gate_up" not in names:
             (up,) = self._multiply(layer, [names["up"]], hidden)
             return self._multiply(layer, [names["down"]], self._activated(up, f"{layer.prefix}mlp/activated"))[0]
-        if "gate_up" in names:
-            both = self._multiply(layer, [names["gate_up"]], hidden)
-            gate, up = add.several("Split", both, f"{layer.prefix}mlp/split", 2, {"axis": -1, "num_outputs": 2})
-        else:  # as one product they would save nothing: taking them apart costs as much
-            gate, up = (self._multiply(layer, [names[key]], hidden)[0] for key in ("gate", "up"))
+        together = [names["gate_up"]] if "gate_up" in names else [names["gate"], names["up"]]
+        if len(together) == 2 and not self.products.small([f"{layer.prefix}{name}.weight" for name in together]):
+            parts = [self._multiply(layer, [name], hidden)[0] for name in together]
+        else:
+            parts = list(self._multiply(layer, together, hidden))
+        if len(parts) == 1:
+            parts = list(add.several("Split", parts, f"{layer.prefix}mlp/split", 2, {"axis": -1, "num_outputs": 2}))
+        gate, up = parts
         gated = add("Mul", [self._activated(gate, f"{layer.prefix}mlp/activated"), up], f"{layer.prefix}mlp/gated")
         return self._multiply(layer, [names["down"]], gated)[0]
 
