@@ -26,9 +26,9 @@ LAYOUTS = {
     "reshape": "one initializer, a Reshape for the lookup (onnxruntime-genai's builder)",
     "two names": "two initializer names over one external byte range, float32 scales",
     "two names, fp16 scales": "the same with fp16 scales behind a Cast",
-    "pieces, fp16 scales": "two names, with the product by four pieces of the table (tieq's, for generation)",
     "prepacked, fp16 scales": "two names, saved by the runtime with its own reordered copy in the file",
     "rows first, fp16 scales": "two names, with the lookup's rows of codes and scales gathered before they are widened",
+    "pieces, fp16 scales": "the same, with the product by four pieces of the table (tieq's large ones, for generation)",
 }
 
 
@@ -84,7 +84,7 @@ def _write(layout: str, folder: Path, rows: int) -> Path:
         nodes.append(helper.make_node("Cast", ["scales"], ["wide"], to=TensorProto.FLOAT))
     options = {"domain": "com.microsoft", "bits": 4, "block_size": BLOCK}
     indices, row_scales, result = "ids", wide, "rows"
-    if layout.startswith("rows first"):
+    if layout.startswith(("rows first", "pieces")):
         stored += [
             numpy_helper.from_array(np.array(value, np.int64), name)
             for name, value in (("flat", [-1]), ("zero", 0), ("one", 1), ("columns", [COLUMNS]))
