@@ -11,6 +11,11 @@ _SCALES = (
     "kernels. While it is made the file's pages are there too, a piece at a time where the product is by pieces. A "
     "copy kept in the file fits one kind of processor alone."
 )
+_PAGES = (
+    "tieq's lookups read the file: a first look at a row maps pages around it, up to 2 MB on this system, and they "
+    "count in the peak. With every row looked up they are the whole table (148 MB in the 1B shape), clean and for the "
+    "system to take back. The builder's table is copied at the start."
+)
 _REPACKING = (
     "llama.cpp reorders what it multiplies by, too, and keeps the file's own table for lookups. `--no-repack` "
     "(`use_extra_bufts` in its API) runs without the second copy (`python -m benchmarks.gguf_memory FILE`):"
@@ -51,6 +56,8 @@ def text(found: dict[str, Any]) -> str:
             "with a "
             f"peak of {gemma['peak'] / 1e6:.0f} MB; the builder on the same checkpoint: `{found['builder on gemma']}`."
         ),
+        "",
+        _PAGES,
         "",
         "## GGUF, both in llama.cpp",
         "",
