@@ -16,6 +16,8 @@ from tieq.metrics import Estimate, Scores, SequenceScore, exp, mean, score_seque
 from tieq.progress import counter, stage
 from tieq.runtimes import ALL, check_ready, runtime, runtimes
 from tieq.runtimes.base import Decoder, Runtime, Session
+from tieq.runtimes.process import RemoteSession
+from tieq.runtimes.watchdog import watched
 from tieq.text import Sequences
 
 Reference = Callable[[NDArray[np.int64]], NDArray[np.float32]]
@@ -55,6 +57,8 @@ class Measurement:
         return _subject(self.runtime, self.mode)
 
 
+# Seconds for a sequence, for each of its tokens, and for loading; large models on old machines take a tenth of that.
+_LIMIT, _LIMIT_PER_TOKEN, _LIMIT_OF_LOADING = 120.0, 2.0, 900.0
 # Decode rate: tokens of the prompt, steps of a round, rounds.
 _PROMPT, _STEPS, _ROUNDS = 64, 32, 5
 
@@ -191,7 +195,10 @@ def _run_together(
     everything = [*runs, *inputs]
     title = f"validate: {', '.join(sorted({run.adapter.name for run in runs}) or ['reference model'])}"
     with contextlib.ExitStack() as stack:
-        sessions = {id(run): stack.enter_context(run.opened) for run in everything}
+        sessions = {}
+        for run in everything:
+            with watched(f"{run.subject}, loading", _LIMIT_OF_LOADING):
+                sessions[id(run)] = stack.enter_context(run.opened)
         advance = stack.enter_context(counter(title, max(len(everything), 1) * len(sequences.ids), "sequences"))
         for ids, domain in zip(sequences.ids, sequences.domains, strict=True):
             expected = None if reference is None else reference(ids)
@@ -223,7 +230,7 @@ def _decode_rate(run: _Run, session: Session, ids: NDArray[np.int64]) -> Estimat
     if not isinstance(session, Decoder):
         return None
     prompt = ids[:_PROMPT]
-    with stage(f"decode rate: {run.subject}"):
+    with stage(f"decode rate: {run.subject}"), _limit(run, session, (len(prompt) + _STEPS) * (_ROUNDS + 1)):
         session.decode(prompt, 2)  # the first steps allocate
         return mean([_STEPS / session.decode(prompt, _STEPS) for _ in range(_ROUNDS)])
 
@@ -252,10 +259,18 @@ def _run_alone(run: _Run, sequences: Sequences, allowed: NDArray[np.bool_], head
 
 
 def _logits(run: _Run, session: Session, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    found = session.logits(ids)
+    with _limit(run, session, len(ids)):
+        found = session.logits(ids)
     if not np.isfinite(found).all():
         raise TieqError("the runtime returned logits that are NaN or infinite.", where=run.adapter.name)
     return found
+
+
+def _limit(run: _Run, session: Session, tokens: int) -> contextlib.AbstractContextManager[None]:
+    """A time limit for sessions in this process; those in others have their own."""
+    if isinstance(session, RemoteSession):
+        return contextlib.nullcontext()
+    return watched(run.subject, _LIMIT + _LIMIT_PER_TOKEN * tokens)
 
 
 def _finish(run: _Run, first: _Run, referenced: bool) -> Measurement:
