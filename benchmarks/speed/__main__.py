@@ -49,7 +49,7 @@ def main() -> None:
     found["machine"] = {"processor": _processor(), "cores": os.cpu_count()}
     kept = arguments.work / "results.json"
     if arguments.resume and kept.exists():
-        found = json.loads(kept.read_text(encoding="utf-8"))
+        found = {**json.loads(kept.read_text(encoding="utf-8")), "resumed": True}
     done = found.setdefault("seconds", {})
     for step in (_prepare, _exports, _streaming, _decode, _memory, _repacking, _start_up):
         name = step.__name__.strip("_")

@@ -25,10 +25,11 @@ _REPACKING = (
 def text(found: dict[str, Any]) -> str:
     """The page."""
     machine = found["machine"]
+    resumed = " (with `--resume`: some steps are from a run before)" if found.get("resumed") else ""
     lines = [
         "# Speed and memory",
         "",
-        (f"`make bench` wrote this page in {found['minutes']:.0f} minutes on {machine['cores']} cores of "
+        (f"`make bench` wrote this page in {found['minutes']:.0f} minutes{resumed} on {machine['cores']} cores of "
             f"{machine['processor']}: ours and the peers' files alternately, each in a process of its own, two "
             "threads. Where tokens are decoded, both files are loaded and take turns of 24 tokens. Figures are medians "
             "with quartiles over rounds (turns); a ratio is the median of the pairs' ratios with their quartiles, "
@@ -117,6 +118,10 @@ def _losses(found: dict[str, Any]) -> list[str]:
                 lines.append(f"- {name}: {row['ratio']:.2f} of the peer's speed.")
             if row["peak_ratio"] > 1:
                 lines.append(f"- {name}: {row['peak_ratio']:.2f} of the peer's peak memory.")
+    peer = found["llama.cpp 1b"]["convert"] + found["llama.cpp 1b"]["quantize"]
+    ratio = found["streaming"]["llama-3.2-1b"]["seconds"] / peer
+    if ratio > 1:
+        lines.append(f"- export of the 1B shape, two containers: {ratio:.2f} of llama.cpp's time for one.")
     return lines
 
 
