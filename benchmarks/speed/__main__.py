@@ -197,7 +197,7 @@ def _turns(commands: list[list[Any]]) -> dict[str, Any]:
     peaks: list[list[float]] = [[] for _ in commands]
     for loaded in range(LOADS):
         with contextlib.ExitStack() as stack:
-            # What is loaded first decodes some 5 % slower here, whichever it is.
+            # What is loaded first may decode slower, whichever it is.
             asked = {at: stack.enter_context(Asked(commands[at])) for at in _order(len(commands), loaded)}
             for number in range(TURNS):
                 for at in _order(len(commands), number + loaded // 2):

@@ -418,6 +418,20 @@ def test_a_piece_of_other_bytes_fails_the_gate(in_pieces, tmp_path, part, damage
     assert "inside as" in str(found.value)
 
 
+def test_rows_that_are_decoded_out_of_order_are_no_lookup(in_pieces, tmp_path):
+    from tieq.errors import TieqError
+    from tieq.validate.structure import prove
+
+    folder = tmp_path / "onnx"
+    shutil.copytree(in_pieces() / "onnx", folder)
+    model = onnx.load(str(folder / "model_generate.onnx"), load_external_data=False)
+    (order,) = [node for node in model.graph.node if node.op_type == "Range" and "embed_tokens" in node.name]
+    order.input[0] = order.input[2]
+    onnx.save(model, str(folder / "model_generate.onnx"))
+    with pytest.raises(TieqError, match="no lookup"):
+        prove(folder / "model_generate.onnx")
+
+
 def test_scales_of_one_role_alone_fail_the_gate(tiny_export, tmp_path):
     from tieq.validate.gates import structure_checks
     from tieq.validate.structure import prove

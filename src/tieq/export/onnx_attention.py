@@ -82,7 +82,7 @@ def generation_inputs(
 ) -> tuple[SharedInputs, ir.Value]:
     """Add the nodes that make them where prompts are padded on the right alone.
 
-    Each of these nodes counts: they run once for every token, and in a small model take as long as a layer does.
+    Each of these nodes counts: they run once for every token.
 
     Args:
         nodes: the graph.

@@ -103,6 +103,9 @@ class Graph:
         order = self.producers.get(self.upstream(node.input[1]))
         if not all(map(self._gathers_rows, gathers)) or order is None or order.op_type != "Range":
             return None
+        ends = [order.input[at] for at in (0, 2)]
+        if any(name not in self.initializers for name in ends) or [int(self.array(name)) for name in ends] != [0, 1]:
+            return None
         codes, scales = (self.upstream(each.input[0]) for each in gathers if each is not None)
         found = self.use(node, codes)
         return None if found is None else dataclasses.replace(found, scales=scales)
