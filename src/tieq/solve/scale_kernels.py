@@ -20,12 +20,12 @@ _UP, _DOWN = np.float32(2.0**24), np.float32(2.0**-24)
 def _half(value: np.float32) -> np.float32:
     """Round to fp16 and back, to nearest even, saturating."""
     value = min(max(value, -_HALF_MAX), _HALF_MAX)
-    if abs(value) < _SMALLEST_NORMAL:
-        small: np.float32 = np.float32(np.rint(value * _UP)) * _DOWN
-        return small
+    small = np.float32(np.rint(value * _UP)) * _DOWN
     bits = np.float32(value).view(np.int32)
     bits = (bits + np.int32(0xFFF) + ((bits >> np.int32(13)) & np.int32(1))) & np.int32(~0x1FFF)
-    rounded: np.float32 = min(max(np.int32(bits).view(np.float32), -_HALF_MAX), _HALF_MAX)
+    normal = min(max(np.int32(bits).view(np.float32), -_HALF_MAX), _HALF_MAX)
+    # Both are computed: a branch would keep the loop over lanes from being one instruction.
+    rounded: np.float32 = small if abs(value) < _SMALLEST_NORMAL else normal
     return rounded
 
 
@@ -35,43 +35,54 @@ def search(
     weighting: NDArray[np.float32],
     ends: NDArray[np.float32],
     steps: NDArray[np.float32],
+    reach: np.float32,
+    first: int,
     positive: bool,
     refits: int,
     codes: NDArray[np.uint8],
     scales: NDArray[np.float32],
 ) -> None:
-    """Fill ``codes`` ``[n, block]``, counted from the least step, and ``scales`` ``[n]``, which fp16 holds.
+    """Fill ``codes`` ``[n, block]`` and ``scales`` ``[n]``, which fp16 holds.
 
     Args:
-        blocks: weights, clipped to what the grid can reach, ``[n, block]``.
+        blocks: weights, ``[n, block]``.
         weighting: weight of an error, ``[count, block]``; block i takes row ``i % count``.
         ends: where a block's extreme weight may land, in steps, ``[candidates]``.
         steps: least and greatest step, ``[2]``.
+        reach: largest magnitude that the grid can reach, to which weights are clipped.
+        first: code of the least step.
         positive: whether scales may not be negative.
         refits: least-squares refits.
         codes: set.
         scales: set.
     """
     low, high = steps[0], steps[1]
+    shift = np.float32(first) - low
     x = np.empty((blocks.shape[1], _LANES), np.float32)
     w = np.empty((blocks.shape[1], _LANES), np.float32)
     extreme, scale = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     best_scale, best_error = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
+    # Made once: an allocation a candidate would cost a quarter of the time.
+    error, inverse = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     for start in range(0, len(blocks), _LANES):
-        _load(blocks, weighting, start, x, w)
+        _load(blocks, weighting, start, reach, x, w)
         _begin(x, w, extreme, best_scale, best_error)
         for end in ends:
             for lane in range(_LANES):
                 scale[lane] = _half(abs(extreme[lane] / end) if positive else extreme[lane] / end)
-            _keep_better(x, w, low, high, scale, best_scale, best_error)
+            _keep_better(x, w, low, high, scale, best_scale, best_error, error, inverse)
         for _ in range(refits):
             _fit(x, w, low, high, best_scale, scale)
-            _keep_better(x, w, low, high, scale, best_scale, best_error)
+            _keep_better(x, w, low, high, scale, best_scale, best_error, error, inverse)
+        for lane in range(_LANES):
+            inverse[lane] = _inverse(best_scale[lane])
+        for j in range(len(x)):
+            for lane in range(_LANES):
+                x[j, lane] = _step(x[j, lane] * inverse[lane], low, high) + shift
         for lane in range(min(_LANES, len(blocks) - start)):
             scales[start + lane] = best_scale[lane]
-            inverse = _inverse(best_scale[lane])
             for j in range(len(x)):
-                codes[start + lane, j] = np.uint8(_step(x[j, lane] * inverse, low, high) - low)
+                codes[start + lane, j] = np.uint8(x[j, lane])
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -91,6 +102,7 @@ def _load(
     blocks: NDArray[np.float32],
     weighting: NDArray[np.float32],
     start: int,
+    reach: np.float32,
     x: NDArray[np.float32],
     w: NDArray[np.float32],
 ) -> None:
@@ -100,7 +112,7 @@ def _load(
     for lane in range(min(_LANES, len(blocks) - start)):
         row = (start + lane) % len(weighting)
         for j in range(len(x)):
-            x[j, lane] = blocks[start + lane, j]
+            x[j, lane] = min(max(blocks[start + lane, j], -reach), reach)
             w[j, lane] = weighting[row, j]
 
 
@@ -132,10 +144,12 @@ def _keep_better(
     scale: NDArray[np.float32],
     best_scale: NDArray[np.float32],
     best_error: NDArray[np.float32],
+    error: NDArray[np.float32],
+    inverse: NDArray[np.float32],
 ) -> None:
-    error, inverse = np.zeros(_LANES, np.float32), np.empty(_LANES, np.float32)
+    """Take each lane's ``scale`` where its error is less than the best; the last two arrays are overwritten."""
     for lane in range(_LANES):
-        inverse[lane] = _inverse(scale[lane])
+        error[lane], inverse[lane] = 0, _inverse(scale[lane])
     for j in range(len(x)):
         for lane in range(_LANES):
             gap = x[j, lane] - _step(x[j, lane] * inverse[lane], low, high) * scale[lane]

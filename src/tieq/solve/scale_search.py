@@ -19,6 +19,7 @@ from tieq.solve.grid import (
     as_blocks,
     clip_to_reach,
     nearest_steps,
+    reach,
     round_to_grid,
     span_scales,
     to_half,
@@ -57,30 +58,32 @@ def scale_search(
 
     def solve(start: int) -> None:
         piece = slice(start, start + step)
-        found = (
-            _search_affine(blocks[piece], scheme, weighting)
-            if scheme.affine
-            else (_search_symmetric(blocks[piece], scheme, weighting))
-        )
-        codes[piece], scales[piece] = found
+        if scheme.affine:
+            codes[piece], scales[piece] = _search_affine(blocks[piece], scheme, weighting)
+        else:
+            scales[piece] = _search_symmetric(blocks[piece], scheme, weighting, codes[piece])
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(solve, range(0, rows, step)))
     return codes, scales
 
 
-def _search_symmetric(blocks: Blocks, scheme: Scheme, weighting: NDArray[np.float32] | None) -> tuple[Codes, Scales]:
+def _search_symmetric(
+    blocks: Blocks, scheme: Scheme, weighting: NDArray[np.float32] | None, codes: Codes
+) -> NDArray[np.float16]:
+    """Fill ``codes`` ``[rows, blocks, block]``, contiguous; returns the scales ``[rows, blocks]``."""
     from tieq.solve.scale_kernels import search
 
     rows, count, block = blocks.shape
-    flat = np.ascontiguousarray(clip_to_reach(blocks, scheme).reshape(-1, block))
     weights = np.ones((1, block), np.float32) if weighting is None else np.ascontiguousarray(weighting, np.float32)
-    steps = np.array(scheme.code_range, np.float32) - np.float32(scheme.zero_point)
+    first, zero = scheme.code_range[0], np.float32(scheme.zero_point)
+    steps = np.array(scheme.code_range, np.float32) - zero
     ends = np.concatenate([end * LANDINGS[scheme.bits] for end in steps])
-    codes, scales = np.empty(flat.shape, np.uint8), np.empty(len(flat), np.float32)
-    search(flat, weights, ends, steps, scheme.positive, _REFITS[False] if scheme.bits < 8 else 0, codes, scales)
-    codes += np.uint8(scheme.code_range[0])
-    return codes.reshape(blocks.shape), scales.astype(np.float16).reshape(rows, count)
+    refits = _REFITS[False] if scheme.bits < 8 else 0
+    flat, scales = np.ascontiguousarray(blocks.reshape(-1, block)), np.empty(rows * count, np.float32)
+    reached = np.float32(reach(scheme))
+    search(flat, weights, ends, steps, reached, first, scheme.positive, refits, codes.reshape(-1, block), scales)
+    return scales.astype(np.float16).reshape(rows, count)
 
 
 def _search_affine(blocks: Blocks, scheme: Scheme, weighting: NDArray[np.float32] | None) -> tuple[Codes, Scales]:
