@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tieq.ahead import ahead
 from tieq.bands import Band, band_prefix, encode_bands
 from tieq.calibrate import Statistics, usable_importance
 from tieq.codecs import ggml
@@ -82,7 +83,7 @@ def quantize(
     with TensorFile(path, room) as file:
         work = _Work(source, statistics, logits, file)
         for decision in plan.tables:
-            work.do(decision)
+            work.do_table(decision)
         if body is not None and any(decision.role == "body" for decision in plan.decisions):
             _solve_in_order(work, plan, body)
         # What no decoder layer holds, or all of the body.
@@ -90,8 +91,8 @@ def quantize(
         if rest:
             with counter("body", sum(d.rows * d.columns for d in rest) // 1_000_000 or 1, "million weights") as advance:
                 ready = 0
-                for decision in rest:
-                    work.do(decision)
+                for decision, weights in zip(rest, ahead(work.read, rest), strict=True):
+                    work.do_body(decision, weights)
                     ready += decision.rows * decision.columns
                     advance(ready // 1_000_000)
                     ready %= 1_000_000
@@ -117,14 +118,9 @@ class _Work:
         refuse_bad_rows(decision.name, weights)
         return weights
 
-    def do(self, decision: Decision) -> None:
-        """Quantize a matrix as the source has it, under the calibration statistics; a table with its row bands."""
-        known = self._statistics
-        importance = known.importance(decision.name, decision.role, self._logits) if known else None
-        weights = self.read(decision)
-        if decision.role == "body":
-            self.encode(decision, weights, importance)
-            return
+    def do_table(self, decision: Decision) -> None:
+        """Quantize a table as the source has it, under the calibration statistics, with its row bands."""
+        known, importance, weights = self._statistics, self._importance(decision), self.read(decision)
         with counter(f"{decision.role} ({decision.scheme})", decision.rows, "rows") as advance:
             made = self.encode(decision, weights, importance, advance)
         if decision.bands:
@@ -132,6 +128,14 @@ class _Work:
                 self._file.add(name, values)
         if decision.role in ("table", "lookup"):
             self.stored_lookup = made
+
+    def do_body(self, decision: Decision, weights: NDArray[np.float32]) -> None:
+        """Quantize a matrix of the body, read already, under the calibration statistics."""
+        self.encode(decision, weights, self._importance(decision))
+
+    def _importance(self, decision: Decision) -> NDArray[np.float32] | None:
+        known = self._statistics
+        return known.importance(decision.name, decision.role, self._logits) if known else None
 
     def encode(
         self,

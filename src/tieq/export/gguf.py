@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tieq.ahead import ahead
 from tieq.codecs import ggml
 from tieq.progress import stage
 from tieq.quantize import QuantizedCheckpoint
@@ -59,9 +60,10 @@ def write_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, folder: Path
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        # One tensor in memory at a time.
-        for name in [*checkpoint.matrices, *checkpoint.floats]:
-            writer.write_tensor_data(tensor_rows(checkpoint, layout, name)[0])
+        # A few tensors in memory at a time.
+        names = [*checkpoint.matrices, *checkpoint.floats]
+        for rows in ahead(lambda name: tensor_rows(checkpoint, layout, name)[0], names):
+            writer.write_tensor_data(rows)
         for values in extras.values():
             writer.write_tensor_data(values)
         writer.close()

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tieq.ahead import ahead
 from tieq.errors import TieqError
 from tieq.records import Payload
 
@@ -122,9 +123,13 @@ def first_difference(left: RowReader, right: RowReader, rows: int) -> int | None
     The sign of zero does not count: Q2_0's mirrored codes give ``-0.0`` where ONNX gives ``0.0``.
     """
     zero = np.float32(0)
-    for start in range(0, rows, CHUNK_ROWS):
+
+    def first_in(start: int) -> int | None:
         chunk = slice(start, min(start + CHUNK_ROWS, rows))
         unequal = ((left(chunk) + zero).view(np.uint32) != (right(chunk) + zero).view(np.uint32)).any(axis=1)
-        if unequal.any():
-            return start + int(unequal.argmax())
+        return start + int(unequal.argmax()) if unequal.any() else None
+
+    for found in ahead(first_in, range(0, rows, CHUNK_ROWS)):
+        if found is not None:
+            return found
     return None
