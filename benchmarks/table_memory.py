@@ -84,29 +84,25 @@ def _write(layout: str, folder: Path, rows: int) -> Path:
         nodes.append(helper.make_node("Cast", ["scales"], ["wide"], to=TensorProto.FLOAT))
     options = {"domain": "com.microsoft", "bits": 4, "block_size": BLOCK}
     indices, row_scales, result = "ids", wide, "rows"
+    quantize_axis = 1
     if layout.startswith(("rows first", "pieces")):
         stored += [
-            numpy_helper.from_array(np.array(value, np.int64), name)
-            for name, value in (("flat", [-1]), ("zero", 0), ("one", 1), ("columns", [COLUMNS]))
+            numpy_helper.from_array(np.array(value, np.int64), name) for name, value in (("first", [0]), ("only", 0))
         ]
         nodes += [
-            helper.make_node("Reshape", ["ids", "flat"], ["ids_flat"]),
-            helper.make_node("Gather", ["lookup_codes", "ids_flat"], ["codes_of_rows"]),
-            helper.make_node("Gather", ["scales", "ids_flat"], ["half_of_rows"]),
+            helper.make_node("Unsqueeze", ["ids", "first"], ["leading"]),
+            helper.make_node("Gather", ["lookup_codes", "leading"], ["codes_of_rows"]),
+            helper.make_node("Gather", ["scales", "leading"], ["half_of_rows"]),
             helper.make_node("Cast", ["half_of_rows"], ["scales_of_rows"], to=TensorProto.FLOAT),
-            helper.make_node("Size", ["ids"], ["count"]),
-            helper.make_node("Range", ["zero", "count", "one"], ["order"]),
-            helper.make_node("Shape", ["ids"], ["ids_shape"]),
-            helper.make_node("Reshape", ["order", "ids_shape"], ["places"]),
         ]
-        looked_up, indices, row_scales = "codes_of_rows", "places", "scales_of_rows"
+        looked_up, indices, row_scales, quantize_axis = "codes_of_rows", "only", "scales_of_rows", 3
     nodes += [
         helper.make_node(
             "GatherBlockQuantized",
             [looked_up, indices, row_scales],
             [result],
             gather_axis=0,
-            quantize_axis=1,
+            quantize_axis=quantize_axis,
             **options,
         ),
     ]

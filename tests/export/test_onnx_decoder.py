@@ -346,7 +346,7 @@ def test_a_size_is_a_gate_without_evaluation_and_a_kl_is_refused(tiny_export):
 
 @pytest.fixture(scope="module")
 def in_pieces(tmp_path_factory):
-    """Exports whose matrices count as large: generation reads the table in pieces, and gate and up are two products."""
+    """Exports whose table counts as large: generation reads it in pieces and gathers rows before it decodes them."""
     from tieq.export import onnx_products
     from tieq.pipeline import export
 
@@ -359,7 +359,6 @@ def in_pieces(tmp_path_factory):
             recipe = tiny.banded_recipe() if kind == "banded" else tiny.recipe()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(onnx_products, "_PIECE_BYTES", 3000)
-                patch.setattr(onnx_products, "_SMALL", 0)
                 made[kind] = export(str(checkpoint), recipe, folder / "out", ("onnx",)).folder
         return made[kind]
 
@@ -418,15 +417,20 @@ def test_a_piece_of_other_bytes_fails_the_gate(in_pieces, tmp_path, part, damage
     assert "inside as" in str(found.value)
 
 
-def test_rows_that_are_decoded_out_of_order_are_no_lookup(in_pieces, tmp_path):
+@pytest.mark.parametrize("damage", ["another entry", "another axis"])
+def test_rows_that_are_decoded_by_another_index_are_no_lookup(in_pieces, tmp_path, damage):
     from tieq.errors import TieqError
     from tieq.validate.structure import prove
 
     folder = tmp_path / "onnx"
     shutil.copytree(in_pieces() / "onnx", folder)
     model = onnx.load(str(folder / "model_generate.onnx"), load_external_data=False)
-    (order,) = [node for node in model.graph.node if node.op_type == "Range" and "embed_tokens" in node.name]
-    order.input[0] = order.input[2]
+    kind, at = ("GatherBlockQuantized", 1) if damage == "another entry" else ("Unsqueeze", 1)
+    (node,) = [node for node in model.graph.node if node.op_type == kind and node.name.startswith("embed_tokens")]
+    (stored,) = [tensor for tensor in model.graph.initializer if tensor.name == node.input[at]]
+    other = onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(stored) + 1, "other")
+    model.graph.initializer.append(other)
+    node.input[at] = "other"
     onnx.save(model, str(folder / "model_generate.onnx"))
     with pytest.raises(TieqError, match="no lookup"):
         prove(folder / "model_generate.onnx")

@@ -177,10 +177,8 @@ class DecoderGraph:
             (up,) = self._multiply(layer, [names["up"]], hidden)
             return self._multiply(layer, [names["down"]], self._activated(up, f"{layer.prefix}mlp/activated"))[0]
         together = [names["gate_up"]] if "gate_up" in names else [names["gate"], names["up"]]
-        if len(together) == 2 and not self.products.small([f"{layer.prefix}{name}.weight" for name in together]):
-            parts = [self._multiply(layer, [name], hidden)[0] for name in together]
-        else:
-            parts = list(self._multiply(layer, together, hidden))
+        # One product and taking it apart is faster than a product each, after which threads have to meet.
+        parts = list(self._multiply(layer, together, hidden))
         if len(parts) == 1:
             parts = list(add.several("Split", parts, f"{layer.prefix}mlp/split", 2, {"axis": -1, "num_outputs": 2}))
         gate, up = parts

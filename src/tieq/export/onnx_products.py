@@ -25,8 +25,6 @@ CONTRIB = "com.microsoft"
 # A piece of a matrix: enough for a kernel to be busy, little beside a model whose table is that large. Its rows are a
 # multiple of what kernels take at once, and keep pieces on pages.
 _PIECE_BYTES, _PIECE_ROWS = 32 << 20, 64
-# Weights of matrices of one input, together.
-_SMALL = 8 << 20
 
 
 class Products:
@@ -58,25 +56,23 @@ class Products:
     def lookup_rows_first(self, name: str, ids: ir.Value) -> list[ir.Node]:
         """The same, with the rows' codes and scales gathered before they are decoded.
 
-        Costs eight more nodes and leaves the scales of a large table in the file, where :meth:`lookup` has them
+        Costs four more nodes and leaves the scales of a large table in the file, where :meth:`lookup` has them
         widened in memory. Where one product reads the whole table it needs them widened anyway.
         """
         if not self.large(name):
             return self.lookup(name, ids)
         codes = self._data.lookup_view(name, self._checkpoint)
         scales = self._data.half_scales(name, self._checkpoint)
-
-        def number(value: int | list[int]) -> ir.Value:
-            return self._data.constant(np.array(value, np.int64))
-
-        flat = ir.node("Reshape", [ids, number([-1])])
-        of_rows = [ir.node("Gather", [stored, flat.outputs[0]], attributes={"axis": 0}) for stored in (codes, scales)]
+        # The decoder picks one entry of a leading axis, the only one: all that was gathered.
+        only = self._data.constant(np.array(0, np.int64))
+        leading = ir.node("Unsqueeze", [ids, self._data.constant(np.array([0], np.int64))])
+        of_rows = [
+            ir.node("Gather", [stored, leading.outputs[0]], attributes={"axis": 0}) for stored in (codes, scales)
+        ]
         wide = to_float(of_rows[1].outputs[0])
-        count, shape = ir.node("Size", [ids]), ir.node("Shape", [ids])
-        order = ir.node("Range", [number(0), count.outputs[0], number(1)])
-        places = ir.node("Reshape", [order.outputs[0], shape.outputs[0]])
-        decoded = _gather(self._checkpoint.scheme(name), of_rows[0].outputs[0], places.outputs[0], wide.outputs[0])
-        made = [flat, *of_rows, wide, count, shape, order, places, decoded]
+        scheme = self._checkpoint.scheme(name)
+        decoded = _gather(scheme, of_rows[0].outputs[0], only, wide.outputs[0], quantize_axis=3)
+        made = [leading, *of_rows, wide, decoded]
         for views in self._band_views(name):
             made += refine_lookup(views, ids, made[-1].outputs[0])
         return made
@@ -161,13 +157,6 @@ class Products:
         schemes = {self._checkpoint.scheme(name) for name in names}
         return len(schemes) == 1 and schemes <= set(SCHEMES)
 
-    def small(self, names: Sequence[str]) -> bool:
-        """Whether matrices are so small that one product and taking it apart is faster than a product each.
-
-        Threads have to meet after each product, which counts where the product itself is short.
-        """
-        return sum(rows * columns for rows, columns in map(self._checkpoint.extent, names)) <= _SMALL
-
     def _band_views(self, name: str) -> list[BandViews]:
         bands = self._checkpoint.bands(name)
         if not bands:
@@ -182,7 +171,12 @@ def to_float(value: ir.Value) -> ir.Node:
     return ir.node("Cast", [value], attributes=attributes)
 
 
-def _gather(scheme: str, codes: ir.Value, ids: ir.Value | None, scales: ir.Value) -> ir.Node:
+def _gather(scheme: str, codes: ir.Value, ids: ir.Value | None, scales: ir.Value, quantize_axis: int = 1) -> ir.Node:
     geometry = SCHEMES[scheme]
-    attributes = {"gather_axis": 0, "quantize_axis": 1, "block_size": geometry.block, "bits": geometry.bits}
+    attributes = {
+        "gather_axis": 0,
+        "quantize_axis": quantize_axis,
+        "block_size": geometry.block,
+        "bits": geometry.bits,
+    }
     return ir.node("GatherBlockQuantized", [codes, ids, scales], attributes=attributes, domain=CONTRIB)

@@ -21,6 +21,7 @@ PRODUCTS = {"MatMul", "MatMulNBits", "Gemm", "FusedMatMul"}
 CARRIERS = {"Transpose", "Identity", "Cast", "Reshape", "DequantizeLinear"}
 # Operators that hand values on unchanged, apart from their shape or type.
 _PASSING = ("Cast", "Identity", "Reshape")
+_SHAPING = (*_PASSING, "Unsqueeze")
 _LONGEST_TAIL = 64
 
 
@@ -85,7 +86,7 @@ class Graph:
         raise TieqError("no lookup by 'input_ids' was found in the graph.", where=str(self.path))
 
     def _gathers_rows(self, node: Any) -> bool:
-        return node is not None and node.op_type in GATHERS and self.upstream(node.input[1]) == "input_ids"
+        return node is not None and node.op_type in GATHERS and self.upstream(node.input[1], _SHAPING) == "input_ids"
 
     def _feeds_decoder(self, node: Any) -> bool:
         """Whether what a gather gives is decoded by a second one."""
@@ -96,19 +97,27 @@ class Graph:
         )
 
     def _rows_first(self, node: Any) -> Use | None:
-        """The use of a table by an operator that decodes gathered rows one after the other."""
+        """The use of a table by an operator that decodes gathered rows: the one entry of an axis before theirs."""
         if node.op_type != "GatherBlockQuantized":
             return None
-        gathers = [self.producers.get(self.upstream(node.input[at])) for at in (0, 2)]
-        order = self.producers.get(self.upstream(node.input[1]))
-        if not all(map(self._gathers_rows, gathers)) or order is None or order.op_type != "Range":
+        gathers = [self.producers.get(self.upstream(node.input[at], ("Cast", "Identity"))) for at in (0, 2)]
+        if not all(map(self._gathers_rows, gathers)):
             return None
-        ends = [order.input[at] for at in (0, 2)]
-        if any(name not in self.initializers for name in ends) or [int(self.array(name)) for name in ends] != [0, 1]:
+        if any(self._leading_extent(each.input[1]) != 1 for each in gathers if each is not None):
+            return None
+        picked = node.input[1]
+        if picked not in self.initializers or self.array(picked).tolist() != 0:
             return None
         codes, scales = (self.upstream(each.input[0]) for each in gathers if each is not None)
         found = self.use(node, codes)
         return None if found is None else dataclasses.replace(found, scales=scales)
+
+    def _leading_extent(self, name: str) -> int:
+        """The first extent of a value, as far as the node that makes it says it; 0 where it does not."""
+        node = self.producers.get(name)
+        if node is None or node.op_type != "Unsqueeze" or node.input[1] not in self.initializers:
+            return 0
+        return int(self.array(node.input[1]).tolist() == [0])
 
     def logits(self) -> LogitsTail:
         """The nearest product upstream of the ``logits`` output, past scaling, softcap, bias and scatters.
