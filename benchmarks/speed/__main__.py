@@ -30,8 +30,8 @@ from tieq.source.tie import table_name, tie_graph
 
 HERE = Path(__file__).parent
 TIEQ = Path(sys.executable).parent / "tieq"
-# Pairs of processes for a decode rate, and turns of each pair: loading differs from process to process, too.
-LOADS, TURNS = 12, 4
+# Pairs of processes for a decode rate, and turns of each pair: rates differ more between processes than within one.
+LOADS, TURNS = 18, 4
 # Seconds before a turn: the other side's threads wait for work by spinning for a while.
 PAUSE = 0.2
 SIZES = ("135m", "500m", "llama-3.2-1b", "llama-3.2-3b")
