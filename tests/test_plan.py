@@ -162,6 +162,14 @@ def test_best_effort_solves_every_scheme_whose_codes_can_be_exchanged(scheme: st
     assert {decision.solver for decision in standard.decisions} == {expected}
 
 
+@pytest.mark.parametrize("role", ["lookup", "logits"])
+def test_a_shared_table_does_not_follow_a_recipe_for_two(role: str) -> None:
+    own = {role: Precision(scheme="q8_0")}
+    with pytest.raises(RefusedError, match="one table plays both roles here"):
+        plan(Recipe(**own))
+    assert plan(Recipe(table=Precision(scheme="q4_0"), **own))[TABLE].scheme == "q4_0"
+
+
 @pytest.mark.parametrize("role", ["table", "body"])
 def test_a_scheme_that_needs_importance_is_refused_where_none_will_be_measured(role: str) -> None:
     parts, recipe = inventory(Matrix("up", 64, 256)), Recipe(**{role: Precision(scheme="iq2_xxs")})

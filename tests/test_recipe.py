@@ -72,6 +72,20 @@ def test_every_problem_is_reported_at_once(path: Path) -> None:
     assert message.endswith("Correct these keys.")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("calibraton: {sequences: 8}", "calibraton: is no key (did you mean calibration?)"),
+        ("gates: {min_top: 0.5}", "gates.min_top: is no key (did you mean min_top1?)"),
+        ("lookup: {schema: q4_0}", "lookup.schema: is no key (did you mean scheme?)"),
+        ("table: {bands: [{share: 0.1, shceme: q4_0}]}", "table.bands.0.shceme: is no key (did you mean scheme?)"),
+        ("evaluation: {zzz: 1}", "evaluation.zzz: is no key (sequences, length)"),
+    ],
+)
+def test_an_unknown_key_is_told_which_one_it_is_near_to(content: str, said: str, path: Path) -> None:
+    assert said in refusal(path, content)
+
+
 @pytest.mark.parametrize("content", ["- a\n- b\n", "just text", "3", "", "# only a comment\n", "null", "[]", "---\n"])
 def test_yaml_that_is_no_mapping_is_refused(content: str, path: Path) -> None:
     assert "is no mapping of recipe keys" in refusal(path, content)

@@ -94,6 +94,7 @@ def make_plan(
     """
     decisions = []
     if graph.tied:
+        _refuse_roles_alone(parts, recipe)
         made = _decide(parts.lookup, "table", graph.rows, graph.columns, recipe.precision("table"), recipe, formats)
         bands = decide_bands(recipe.precision("table").bands, made.name, made.rows, made.columns, made.scheme)
         decisions.append(dataclasses.replace(made, stored=table, bands=bands))
@@ -159,6 +160,16 @@ def _check_bands(name: str, bands: tuple[BandDecision, ...], calibrated: bool) -
             "row bands take the rows that calibration finds most costly, and nothing will be measured.",
             where=name,
             todo="Use `effort: standard` or `best` and a model with a tokenizer, or leave `bands` out.",
+        )
+
+
+def _refuse_roles_alone(parts: Inventory, recipe: Recipe) -> None:
+    """A recipe that gives the two roles a precision and the shared table none would be followed in nothing."""
+    if (recipe.lookup or recipe.logits) and "table" not in recipe.model_fields_set:
+        raise RefusedError(
+            "one table plays both roles here, and the recipe's `lookup` and `logits` are for a table of each role.",
+            where=parts.lookup,
+            todo="Give `table` a precision.",
         )
 
 

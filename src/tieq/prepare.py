@@ -110,9 +110,7 @@ def prepare(
         notes.append(
             f"the body and all metadata (general.file_type too) are those of {source.path.name}, byte for byte."
         )
-    notes += _plan_notes(plan)
-    if recipe.table.bands and not graph.tied:
-        notes.append("row bands refine a shared table; this model has a table for each role and takes none.")
+    notes += [*_plan_notes(plan), *_recipe_notes(recipe, graph.tied)]
     if "gguf" in formats and any(decision.bands for decision in plan.tables):
         notes.append("GGUF holds one type a tensor; it takes the base table, without the row bands.")
     for note in notes[len(graph.notes) :]:
@@ -163,6 +161,15 @@ def _kept_file(source: ModelSource, recipe: Recipe, formats: tuple[str, ...]) ->
             todo="Leave the pre-tokenizer out.",
         )
     return source.file
+
+
+def _recipe_notes(recipe: Recipe, tied: bool) -> list[str]:
+    """What of a recipe this model has no use for."""
+    if tied and (recipe.lookup or recipe.logits):
+        return ["one table plays both roles and follows the recipe's `table`; its `lookup` and `logits` go unused."]
+    if recipe.table.bands and not tied:
+        return ["row bands refine a shared table; this model has a table for each role and takes none."]
+    return []
 
 
 def _plan_notes(plan: Plan) -> list[str]:

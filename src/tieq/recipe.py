@@ -193,8 +193,30 @@ def load_recipe(path: Path) -> Recipe:
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        problems = "; ".join(map(_problem, error.errors()))
         raise TieqError(f"{problems}.", where=str(path), todo="Correct these keys.") from error
+
+
+def _problem(item: Any) -> str:
+    """One of pydantic's errors in words, with the key that an unknown one is near to, or all there are."""
+    place = ".".join(map(str, item["loc"]))
+    if item["type"] != "extra_forbidden":
+        return f"{place}: {item['msg']}"
+    known = _keys_at(item["loc"][:-1])
+    near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+    return f"{place}: is no key" + (f" (did you mean {near[0]}?)" if near else f" ({', '.join(known)})")
+
+
+def _keys_at(place: tuple[str | int, ...]) -> list[str]:
+    """The keys of a recipe, or of one of its sections."""
+    section: dict[str, Any] = Recipe.model_json_schema()
+    known = section["$defs"]
+    for step in place:
+        section = section["properties"][step] if isinstance(step, str) else section["items"]
+        options = [section, *section.get("anyOf", [])]
+        names = [option["$ref"] for option in options if "$ref" in option]
+        section = known[names[0].rpartition("/")[2]] if names else section
+    return list(section["properties"])
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -320,6 +320,7 @@ def test_a_study_is_no_artifact_with_containers(tieq_command, tiny_checkpoint, t
         (("--target-size", "80MB", "--bits", "4"), "--target-size and --bits exclude each other"),
         (("--target-size", "80XB"), "is no size"),
         (("--target-size", "0"), "is no size"),
+        (("--target-size", "80"), "'80' has no unit. Write it as 80MB or 80MiB"),
         (("--max-kl", "nan"), "is no bound"),
         (("--max-kl=-1",), "is no bound"),
     ],

@@ -25,9 +25,7 @@ ModelArgument = Annotated[
 ]
 FormatsOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--format", help="onnx, gguf, ort, litert; repeatable. [default: onnx and gguf; gguf with --keep-body]"
-    ),
+    typer.Option("--format", help="onnx, gguf, ort, litert; repeatable. [default: onnx and gguf]"),
 ]
 TargetSizeOption = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Best quality in a file of at most 80MB, 76MiB, ...")
@@ -69,7 +67,7 @@ def export(
         bool | None, typer.Option("--tie/--no-tie", help="Share equal tables that the flag calls untied, or do not.")
     ] = None,
     keep_body: Annotated[
-        bool, typer.Option("--keep-body", help="GGUF: re-solve the table alone, keep every other byte.")
+        bool, typer.Option("--keep-body", help="GGUF alone: re-solve the table, keep every other byte.")
     ] = False,
     calibration: Annotated[
         list[str] | None,

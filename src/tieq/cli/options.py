@@ -131,15 +131,17 @@ def parse_bits(bits: str | None) -> list[int]:
 
 
 def parse_size(size: str, option: str = "--target-size") -> int:
-    """Bytes of a size like ``80MB``, ``76MiB``, ``1.2GB`` or a plain number.
+    """Bytes of a size like ``80MB``, ``76MiB``, ``1.2GB`` or a plain number of at least a million.
 
     Raises:
-        TieqError: for anything else.
+        TieqError: for anything else; a small plain number has lost its unit.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMG]?)(i?)[bB]?\s*", size)
     if found is None or (found[3] and not found[2]):
         raise TieqError(f"{option} '{size}' is no size.", todo="Write it as 80MB or 76MiB.")
     power = {"": 0, "k": 1, "m": 2, "g": 3}[found[2].lower()]
+    if size.strip().isdigit() and 0 < int(size) < 1_000_000:
+        raise TieqError(f"{option} '{size}' has no unit.", todo=f"Write it as {size.strip()}MB or {size.strip()}MiB.")
     return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
 
 

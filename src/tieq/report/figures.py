@@ -78,7 +78,8 @@ def cost_view(documents: Documents) -> dict[str, Any]:
                 for entry in probe["schemes"]
             ],
         }
-    return {"commands": f"tieq probe {model} --out PROBE\ntieq report FOLDER --beside PROBE/probe.json"}
+    probing = f"tieq probe {model} --effort {documents.manifest['effort']} --out PROBE"
+    return {"commands": f"{probing}\ntieq report FOLDER --beside PROBE/probe.json"}
 
 
 def size_view(documents: Documents) -> dict[str, Any]:
