@@ -62,7 +62,7 @@ def search(
     w = np.empty((blocks.shape[1], _LANES), np.float32)
     extreme, scale = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     best_scale, best_error = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
-    # Made once: an allocation a candidate would cost a quarter of the time.
+    # Made once and not for every candidate.
     error, inverse = np.empty(_LANES, np.float32), np.empty(_LANES, np.float32)
     for start in range(0, len(blocks), _LANES):
         _load(blocks, weighting, start, reach, x, w)
