@@ -157,9 +157,10 @@ def test_best_effort_solves_every_scheme_whose_codes_can_be_exchanged(scheme: st
     precision = Precision(scheme=scheme)
     made = plan(Recipe(table=precision, body=precision, effort="best"))
     assert {decision.solver for decision in made.decisions} == {solver}
-    standard = plan(Recipe(table=precision, body=precision, effort="standard"))
     expected = {"hessian": "scale-search" if scheme in SCHEMES else "ggml"}.get(solver, solver)
-    assert {decision.solver for decision in standard.decisions} == {expected}
+    for effort in ("quick", "standard"):
+        made = plan(Recipe(table=precision, body=precision, effort=effort))
+        assert {decision.solver for decision in made.decisions} == {expected}
 
 
 @pytest.mark.parametrize("role", ["lookup", "logits"])

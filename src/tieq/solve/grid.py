@@ -1,4 +1,4 @@
-"""What the solvers share: blocks, the signed extreme of a block, rounding to a scheme's grid."""
+"""What the solvers share: blocks, pieces of rows, the signed extreme of a block, rounding to a scheme's grid."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Graph:
         gathers = [self.producers.get(self.upstream(node.input[at], ("Cast", "Identity"))) for at in (0, 2)]
         if not all(map(self._gathers_rows, gathers)):
             return None
-        if any(self._leading_extent(each.input[1]) != 1 for each in gathers if each is not None):
+        if not all(self._leads_with_one(each.input[1]) for each in gathers if each is not None):
             return None
         picked = node.input[1]
         if picked not in self.initializers or self.array(picked).tolist() != 0:
@@ -112,12 +112,12 @@ class Graph:
         found = self.use(node, codes)
         return None if found is None else dataclasses.replace(found, scales=scales)
 
-    def _leading_extent(self, name: str) -> int:
-        """The first extent of a value, as far as the node that makes it says it; 0 where it does not."""
+    def _leads_with_one(self, name: str) -> bool:
+        """Whether a value's first axis is one that an Unsqueeze has put there."""
         node = self.producers.get(name)
         if node is None or node.op_type != "Unsqueeze" or node.input[1] not in self.initializers:
-            return 0
-        return int(self.array(node.input[1]).tolist() == [0])
+            return False
+        return bool(self.array(node.input[1]).tolist() == [0])
 
     def logits(self) -> LogitsTail:
         """The nearest product upstream of the ``logits`` output, past scaling, softcap, bias and scatters.
