@@ -1,10 +1,6 @@
-"""What the solvers share: blocks, pieces of rows, the signed extreme of a block, rounding to a scheme's grid."""
+"""What the solvers share: blocks, the signed extreme of a block, rounding to a scheme's grid."""
 
 from __future__ import annotations
-
-import concurrent.futures
-import os
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,15 +10,6 @@ from tieq.codecs.schemes import Codes, Scales, Scheme
 Blocks = NDArray[np.float32]
 # Largest finite fp16; a block beyond it saturates instead of turning into infinity.
 HALF_MAX = np.float32(65504)
-# Rows are taken in pieces that stay in the processor's cache; results do not depend on the piece size.
-_PIECE_WEIGHTS = 1 << 17
-
-
-def in_pieces(solve: Callable[[slice], None], shape: tuple[int, ...]) -> None:
-    """Call ``solve`` with slices of the rows of ``[rows, columns]``, beside each other."""
-    step = max(1, _PIECE_WEIGHTS // shape[1])
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda start: solve(slice(start, start + step)), range(0, shape[0], step)))
 
 
 def as_blocks(weights: NDArray[np.float32], scheme: Scheme) -> Blocks:

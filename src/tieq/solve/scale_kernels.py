@@ -1,7 +1,7 @@
-"""The scale search of symmetric grids and rounding without one, compiled.
+"""The scale search of symmetric grids, compiled.
 
-The search takes blocks 16 at a time with the blocks innermost: no sum mixes blocks, so results depend neither on how
-they are grouped nor on the processor's vector width.
+Blocks are taken 16 at a time with the blocks innermost: no sum mixes blocks, so results depend neither on how they are
+grouped nor on the processor's vector width.
 """
 
 from __future__ import annotations
@@ -181,33 +181,3 @@ def _fit(
             lower[lane] += w[j, lane] * q * q
     for lane in range(_LANES):
         scale[lane] = _half(upper[lane] / lower[lane]) if lower[lane] > 0 else np.float32(0)
-
-
-@numba.njit(cache=True, nogil=True)
-def round_blocks(
-    blocks: NDArray[np.float32],
-    steps: NDArray[np.float32],
-    first: int,
-    codes: NDArray[np.uint8],
-    scales: NDArray[np.float32],
-) -> None:
-    """Fill ``codes`` ``[n, block]`` and ``scales`` ``[n]``: each block's weight of largest magnitude is the least step.
-
-    Args:
-        blocks: weights, ``[n, block]``.
-        steps: least and greatest step, ``[2]``.
-        first: code of the least step.
-        codes: set.
-        scales: set.
-    """
-    low, high = steps[0], steps[1]
-    shift = np.float32(first) - low
-    for n in range(len(blocks)):
-        extreme = np.float32(0)
-        for weight in blocks[n]:
-            if abs(weight) > abs(extreme):
-                extreme = weight
-        scales[n] = _half(extreme / low)
-        inverse = _inverse(scales[n])
-        for j in range(blocks.shape[1]):
-            codes[n, j] = np.uint8(_step(blocks[n, j] * inverse, low, high) + shift)
