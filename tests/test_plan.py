@@ -115,17 +115,27 @@ def test_each_matrix_falls_back_by_its_own_columns() -> None:
     assert [d.scheme for d in made.decisions] == ["q6_k", "q8_0", "q6_k", "f16"]
 
 
+@pytest.mark.parametrize(("columns", "scheme"), [(256, "int4_g128"), (576, "int4_g64"), (96, "q4_0"), (72, "f16")])
+def test_groups_that_do_not_divide_the_columns_become_smaller_ones(columns: int, scheme: str) -> None:
+    made = make_plan(
+        inventory(Matrix("a", 8, columns)), graph(tied=True), Recipe(body=Precision(scheme="int4_g128")), BOTH, TABLE
+    )
+    assert made["a"].scheme == scheme
+    assert made["a"].reason.startswith("recipe" if columns == 256 else "fallback from int4_g128")
+
+
 @pytest.mark.parametrize("scheme", ["q3_k", "q4_k", "q6_k", "q4_1", "q5_0", "q5_1", "iq4_xs", "mxfp4", "bf16", "q1_0"])
 @pytest.mark.parametrize("formats", [("onnx",), BOTH, ("ort",)])
 def test_a_scheme_that_only_gguf_holds_is_refused_for_onnx(scheme: str, formats: tuple[str, ...]) -> None:
-    match = rf"ONNX operators cannot hold {scheme}\. Use one of q4_0, q8_0, q2_0, f16 .*`--format gguf` only"
+    held = "q4_0, q8_0, q2_0, int4_g64, int4_g128, f16"
+    match = rf"ONNX operators cannot hold {scheme}\. Use one of {held} .*`--format gguf` only"
     with pytest.raises(RefusedError, match=f"^{TABLE}: {match}"):
         plan(Recipe(table=Precision(scheme=scheme)), formats=formats)
     with pytest.raises(RefusedError, match=r"^layers\.0\.up: " + match):
         plan(Recipe(body=Precision(scheme=scheme)), formats=formats)
 
 
-@pytest.mark.parametrize("scheme", ["q2_0", "q4_0", "q8_0", "f16"])
+@pytest.mark.parametrize("scheme", ["q2_0", "q4_0", "q8_0", "int4_g64", "int4_g128", "f16"])
 def test_schemes_that_both_containers_hold_are_planned_for_both(scheme: str) -> None:
     made = plan(Recipe(table=Precision(scheme=scheme), body=Precision(scheme=scheme)), formats=BOTH)
     assert {d.scheme for d in made.decisions} == {scheme}

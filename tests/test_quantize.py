@@ -15,6 +15,7 @@ from tieq.codecs import ggml
 from tieq.codecs.k_quants import LAYOUTS
 from tieq.codecs.schemes import SCHEMES, dequantize, pack_codes
 from tieq.errors import RefusedError, TieqError
+from tieq.export.gguf import ggml_kind
 from tieq.plan import Plan
 from tieq.quantize import QuantizedCheckpoint, quantize
 from tieq.records import BandDecision, Decision
@@ -89,7 +90,7 @@ def test_an_integer_scheme_holds_the_solvers_codes_and_decodes_to_them(
     decoded = found.decode(TABLE)
     assert np.array_equal(decoded.view(np.uint32), dequantize(codes, scales, SCHEMES[scheme]).view(np.uint32))
     # The same codes as GGUF bytes decode to the same values (a zero may have the other sign).
-    assert np.array_equal(ggml.decode(found.ggml_rows(TABLE), scheme), decoded)
+    assert np.array_equal(ggml.decode(found.ggml_rows(TABLE), ggml_kind(scheme)), decoded)
     assert (found.matrices, found.scheme(TABLE), found.floats) == ([TABLE], scheme, [])
 
 

@@ -15,11 +15,12 @@ from tieq.recipe import SOLVER_BY_EFFORT, Precision, Recipe, Solver
 from tieq.records import BandDecision, Decision, TieGraph
 from tieq.source.reference import Inventory
 
-# What llama.cpp's quantizer falls back to where a type's block does not divide the columns, and its last resort.
+# What takes a scheme's place where its block does not divide the columns (ggml's as in llama.cpp), and the last resort.
 _FALLBACK = {
     "q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0", "iq4_xs": "iq4_nl",
     "iq3_s": "iq4_nl", "iq3_xxs": "iq4_nl", "iq2_s": "iq4_nl", "iq2_xs": "iq4_nl", "iq2_xxs": "iq4_nl",
     "iq1_s": "iq4_nl", "iq1_m": "iq4_nl", "tq1_0": "q4_0", "tq2_0": "q4_0", "q1_0": "q4_0", "q2_0": "q4_0",
+    "int4_g128": "int4_g64", "int4_g64": "q4_0",
 }  # fmt: skip
 _LAST_RESORT = "f16"
 

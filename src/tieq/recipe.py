@@ -16,7 +16,7 @@ from tieq.errors import TieqError
 SchemeName = Literal[
     "q2_0", "q4_0", "q8_0", "f16", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq2_xxs",
     "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs", "iq1_s", "iq1_m", "bf16", "tq1_0", "tq2_0", "mxfp4",
-    "q1_0",
+    "q1_0", "int4_g64", "int4_g128",
 ]  # fmt: skip
 # Schemes by bits; those that only GGUF holds are refused for ONNX when the plan is made.
 BITS: dict[int, SchemeName] = {2: "q2_0", 3: "q3_k", 4: "q4_0", 5: "q5_0", 6: "q6_k", 8: "q8_0"}

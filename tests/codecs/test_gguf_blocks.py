@@ -13,6 +13,8 @@ from tieq.codecs.schemes import SCHEMES, dequantize
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text(encoding="utf-8"))
 BLOCKS = [pytest.param(name, block, id=f"{name}-{n}") for name in GOLDEN for n, block in enumerate(GOLDEN[name])]
+# Schemes whose blocks are those of a ggml type of their name; the others have some of its blocks in one.
+OWN = {name for name in SCHEMES if name in ggml.GGML_TYPES}
 # Scales that have ever mattered: ordinary, zero of both signs, subnormal, largest, of both signs.
 SCALES = np.array([1, -1, 0.0, -0.0, 2.0**-24, -(2.0**-24), 3e-6, 65504, -65504, 0.01], np.float16)
 
@@ -31,8 +33,8 @@ def bits(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
 
 
-def test_every_scheme_has_golden_blocks() -> None:
-    assert set(GOLDEN) == set(SCHEMES)
+def test_every_type_has_golden_blocks() -> None:
+    assert set(GOLDEN) == OWN
 
 
 def test_the_golden_file_is_what_its_script_makes() -> None:
@@ -69,6 +71,27 @@ def test_q4_0_block_written_by_hand() -> None:
     codes = np.array([*range(16), *range(15, -1, -1)], np.uint8).reshape(1, 1, 32)
     rows = SCHEMES["q4_0"].pack_gguf(codes, np.array([[0.5]], np.float16))
     assert rows.tobytes().hex() == "0038" + "f0e1d2c3b4a5968778695a4b3c2d1e0f"
+
+
+@pytest.mark.parametrize(("name", "count"), [("int4_g64", 2), ("int4_g128", 4)])
+def test_a_group_is_blocks_of_q4_0_with_one_scale(name: str, count: int) -> None:
+    codes, scales = random_blocks(name)
+    each = codes.reshape(len(codes), -1, 32)
+    # Group 0 of a row is its first `count` blocks, group 1 the next ones.
+    of_each = np.stack([scales[:, number // count] for number in range(each.shape[1])], axis=1)
+    rows = SCHEMES[name].pack_gguf(codes, scales)
+    assert np.array_equal(rows, SCHEMES["q4_0"].pack_gguf(each, of_each))
+    decoded = bits(dequantize(codes, scales, SCHEMES[name]))
+    assert np.array_equal(decoded, bits(ggml.decode(rows, "q4_0")))
+
+
+@pytest.mark.parametrize("name", ["int4_g64", "int4_g128"])
+def test_blocks_with_scales_of_their_own_are_no_group(name: str) -> None:
+    group = SCHEMES[name].block
+    rows = SCHEMES["q4_0"].pack_gguf(np.zeros((1, group // 32, 32), np.uint8), np.zeros((1, group // 32), np.float16))
+    rows[0, -17] = 0x80  # the last block's scale is negative zero: equal, but of other bits
+    with pytest.raises(ValueError, match=f"blocks within a group of {group} have different scales"):
+        SCHEMES[name].unpack_gguf(rows)
 
 
 def test_q5_0_block_written_by_hand() -> None:
@@ -113,7 +136,7 @@ def test_unpacking_inverts_packing_for_any_code_and_scale(name: str) -> None:
     assert np.array_equal(found_scales.view(np.uint16), scales.view(np.uint16))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("name", sorted(OWN))
 def test_packing_inverts_unpacking_for_any_byte(name: str) -> None:
     # A scale whose fp16 is NaN keeps its bits as well: scales are copied, at most with the sign bit flipped.
     width = ggml.block_size(name) * ggml.bits_per_weight(name) / 8

@@ -10,21 +10,29 @@ from tieq.codecs.schemes import SCHEMES, dequantize, pack_codes, unpack_codes
 
 @pytest.mark.parametrize("scheme", SCHEMES.values(), ids=list(SCHEMES))
 def test_geometry_agrees_with_ggml_and_gguf_py(scheme) -> None:
-    kind = gguf.GGMLQuantizationType[scheme.name.upper()]
-    assert int(kind) == scheme.ggml_type == ggml.GGML_TYPES[scheme.name]
+    name = ggml.TYPE_NAMES[scheme.ggml_type]
+    kind = gguf.GGMLQuantizationType[name.upper()]
+    assert int(kind) == scheme.ggml_type == ggml.GGML_TYPES[name]
     block, nbytes = gguf.GGML_QUANT_SIZES[kind]
-    assert block == scheme.block == ggml.block_size(scheme.name)
-    assert scheme.bits_per_weight == nbytes * 8 / block == ggml.bits_per_weight(scheme.name)
+    assert block == ggml.block_size(name)
+    if name == scheme.name:
+        assert block == scheme.block
+        assert scheme.bits_per_weight == nbytes * 8 / block == ggml.bits_per_weight(name)
+    else:  # some of ggml's blocks with one scale
+        assert scheme.block % block == 0
+        assert scheme.block > block
 
 
 def test_bits_per_weight_hold_the_scales() -> None:
     # One fp16 scale a block: 4 + 16/32, 5 + 16/32, 8 + 16/32, 2 + 16/64; a minimum takes as much again.
     assert [SCHEMES[name].bits_per_weight for name in ("q4_1", "q5_1")] == [5.0, 6.0]
     assert [SCHEMES[name].bits_per_weight for name in ("q4_0", "q5_0", "q8_0", "q2_0")] == [4.5, 5.5, 8.5, 2.25]
+    assert [SCHEMES[name].bits_per_weight for name in ("int4_g64", "int4_g128")] == [4.25, 4.125]
 
 
 def test_onnx_holds_the_schemes_of_its_operators_alone() -> None:
-    assert [name for name, scheme in SCHEMES.items() if scheme.onnx] == ["q4_0", "q8_0", "q2_0"]
+    held = ["q4_0", "q8_0", "q2_0", "int4_g64", "int4_g128"]
+    assert [name for name, scheme in SCHEMES.items() if scheme.onnx] == held
 
 
 @pytest.mark.parametrize(("name", "columns", "blocks"), [("q4_0", 96, 3), ("q8_0", 0, 0), ("q2_0", 576, 9)])

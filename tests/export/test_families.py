@@ -14,12 +14,13 @@ import pytest
 import tiny
 import torch
 from conversion import get_model_class
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader
 from gguf.quants import dequantize
 from onnx import numpy_helper
 from transformers import AutoModelForCausalLM
 
-from tieq.pipeline import ExportResult
+from tieq.pipeline import ExportResult, export
+from tieq.recipe import Precision
 from tieq.source.checkpoint import CheckpointSource
 from tieq.source.reference import inventory
 
@@ -160,6 +161,27 @@ def test_every_matrix_is_bit_identical_in_onnx_and_gguf(family, tiny_export, tin
         ((gguf_name, placed),) = converter.modify_tensors(torch.from_numpy(stored), name, block)
         expected = np.ascontiguousarray(placed.numpy())
         assert np.array_equal(expected.view(np.uint32), gguf_side[gguf_name].view(np.uint32)), name
+
+
+def test_groups_have_one_scale_in_onnx_and_repeat_it_in_gguf(tiny_checkpoint, tmp_path):
+    # 64 columns, which groups of 128 do not divide, except in down_proj: 128.
+    recipe = tiny.recipe(table=Precision(scheme="int4_g64"), body=Precision(scheme="int4_g128"))
+    result = export(str(tiny_checkpoint("llama")), recipe, tmp_path / "out", ("onnx", "gguf", "ort", "litert"))
+    assert result.passed
+    same = [check for check in result.checks["checks"] if check["name"].startswith("decoded table")]
+    assert len(same) == 6
+    assert all(check["value"] == "bit-identical" for check in same)
+    path = result.folder / "onnx" / "model.onnx"
+    stored = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load(str(path)).graph.initializer}
+    onnx_side = onnx_matrices(path)
+    gguf_side = gguf_tensors(result.folder / "gguf" / "model.gguf")
+    for number in range(2):
+        name = f"model.layers.{number}.mlp.down_proj.weight"
+        assert stored[f"{name}.scales"].size == 64 * 128 // 128
+        found = gguf_side[f"blk.{number}.ffn_down.weight"]
+        assert np.array_equal(onnx_side[name].view(np.uint32), found.view(np.uint32))
+    kinds = {tensor.name: tensor.tensor_type for tensor in GGUFReader(result.folder / "gguf" / "model.gguf").tensors}
+    assert {kinds["token_embd.weight"], kinds["blk.0.ffn_down.weight"]} == {GGMLQuantizationType.Q4_0}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,6 +21,7 @@ GGML_TYPES: dict[str, int] = {
     "iq3_s": 21, "iq2_s": 22, "iq4_xs": 23, "iq1_m": 29, "bf16": 30, "tq1_0": 34, "tq2_0": 35, "mxfp4": 39,
     "q1_0": 41, "q2_0": 42,
 }  # fmt: skip
+TYPE_NAMES = {number: name for name, number in GGML_TYPES.items()}
 
 
 class _TypeTraits(ctypes.Structure):

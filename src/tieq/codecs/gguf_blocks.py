@@ -45,14 +45,31 @@ def _from_fives(payload: Bytes) -> Bytes:
 
 
 def pack_q4_0(codes: Bytes, scales: Half) -> Bytes:
-    """Q4_0: fp16 scale, then 16 bytes of nibbles."""
-    return _join(scales, _nibbles(codes))
+    """Q4_0: fp16 scale, then 16 bytes of nibbles.
+
+    Codes are ``[rows, blocks, 32]``, or in groups of a multiple of 32, whose blocks then have one scale.
+    """
+    blocks = codes.reshape(len(codes), -1, 32)
+    return _join(np.repeat(scales, codes.shape[-1] // 32, axis=1), _nibbles(blocks))
 
 
 def unpack_q4_0(rows: Bytes) -> tuple[Bytes, Half]:
     """Inverse of :func:`pack_q4_0`: codes ``[rows, blocks, 32]`` and scales ``[rows, blocks]``."""
     scales, payload = _split(rows, 18)
     return _from_nibbles(payload), scales
+
+
+def unpack_groups(group: int, rows: Bytes) -> tuple[Bytes, Half]:
+    """Inverse of :func:`pack_q4_0` for groups: codes ``[rows, groups, group]`` and scales ``[rows, groups]``.
+
+    Raises:
+        ValueError: if the blocks of a group differ in their scale's bits.
+    """
+    codes, scales = unpack_q4_0(rows)
+    by_group = scales.view(np.uint16).reshape(len(rows), -1, group // 32)
+    if (by_group != by_group[..., :1]).any():
+        raise ValueError(f"blocks within a group of {group} have different scales")
+    return codes.reshape(len(rows), -1, group), by_group[..., 0].view(np.float16)
 
 
 def pack_q4_1(codes: Bytes, scales: Half) -> Bytes:

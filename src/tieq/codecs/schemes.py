@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ class Scheme:
         bits: bits of one code.
         block: weights that share a scale.
         code_range: smallest and largest code that is used.
-        ggml_type: ggml's type number.
+        ggml_type: number of the ggml type that GGUF holds it as.
         pack_gguf: codes ``[rows, blocks, block]`` and scales to rows of GGUF bytes.
         unpack_gguf: the inverse.
         affine: whether blocks have minima. Scales are ``[rows, blocks]`` without and ``[rows, blocks, 2]`` (scale,
@@ -61,7 +62,7 @@ class Scheme:
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits per weight with fp16 scales, as in GGUF and the quantized checkpoint."""
+        """Bits per weight with fp16 scales, as in the quantized checkpoint."""
         return self.bits + (32 if self.affine else 16) / self.block
 
     def blocks(self, columns: int) -> int:
@@ -85,6 +86,9 @@ SCHEMES: dict[str, Scheme] = {
         # llama.cpp never stores -128; leaving code 0 out keeps the two containers equal.
         Scheme("q8_0", 8, 32, (1, 255), 8, gguf_blocks.pack_q8_0, gguf_blocks.unpack_q8_0),
         Scheme("q2_0", 2, 64, (0, 3), 42, gguf_blocks.pack_q2_0, gguf_blocks.unpack_q2_0),
+        # Groups as AWQ's and GPTQ's. ONNX has a scale for each; ggml has none that large, so GGUF repeats it.
+        Scheme("int4_g64", 4, 64, (0, 15), 2, gguf_blocks.pack_q4_0, partial(gguf_blocks.unpack_groups, 64)),
+        Scheme("int4_g128", 4, 128, (0, 15), 2, gguf_blocks.pack_q4_0, partial(gguf_blocks.unpack_groups, 128)),
     )
 }
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tieq.ahead import ahead
 from tieq.codecs import ggml
+from tieq.codecs.schemes import SCHEMES
 from tieq.progress import stage
 from tieq.quantize import QuantizedCheckpoint
 from tieq.source.base import GgufLayout
@@ -48,7 +49,7 @@ def write_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, folder: Path
                 continue
             element = None if entry.element_kind is None else gguf.GGUFValueType(entry.element_kind)
             writer.add_key_value(key, entry.value, gguf.GGUFValueType(entry.kind), sub_type=element)
-        writer.add_file_type(_FILE_TYPES.get(body, _GUESSED))
+        writer.add_file_type(_FILE_TYPES.get(ggml_kind(body), _GUESSED))
         for name in [*checkpoint.matrices, *checkpoint.floats]:
             shape, stored_type, kind = tensor_info(checkpoint, layout, name)
             dtype = gguf.GGMLQuantizationType(ggml.GGML_TYPES[kind])
@@ -71,13 +72,18 @@ def write_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, folder: Path
     return path
 
 
+def ggml_kind(scheme: str) -> str:
+    """The ggml type that a matrix in the scheme is in GGUF."""
+    return ggml.TYPE_NAMES[SCHEMES[scheme].ggml_type] if scheme in SCHEMES else scheme
+
+
 def tensor_rows(checkpoint: QuantizedCheckpoint, layout: GgufLayout, name: str) -> tuple[NDArray[Any], str]:
     """A tensor's rows in GGUF's order and its ggml type."""
     place = layout.placements[name]
     if name in checkpoint.matrices:
         # Quantized matrices already stand as [outputs, inputs], the order that GGUF transposes to.
         rows = checkpoint.ggml_rows(name)
-        return (rows if place.rows is None else rows[place.rows]), checkpoint.scheme(name)
+        return (rows if place.rows is None else rows[place.rows]), ggml_kind(checkpoint.scheme(name))
     values = place.to_gguf(checkpoint.tensor(name))
     return np.ascontiguousarray(values, dtype=np.float32), "f32"
 
@@ -89,5 +95,5 @@ def tensor_info(
     if name not in checkpoint.matrices:
         values, kind = tensor_rows(checkpoint, layout, name)
         return values.shape, values.dtype, kind
-    scheme, (rows, columns) = checkpoint.scheme(name), checkpoint.extent(name)
-    return (rows, ggml.row_bytes(scheme, columns)), np.dtype(np.uint8), scheme
+    kind, (rows, columns) = ggml_kind(checkpoint.scheme(name)), checkpoint.extent(name)
+    return (rows, ggml.row_bytes(kind, columns)), np.dtype(np.uint8), kind

@@ -22,7 +22,6 @@ from tieq.records import TensorInfo
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_TYPE_NAMES = {number: name for name, number in ggml.GGML_TYPES.items()}
 _ALIGNMENT_KEY = "general.alignment"
 
 
@@ -163,7 +162,7 @@ class GgufFile:
         return name, tuple(reversed(extents)), cursor.scalar(4), cursor.scalar(10)
 
     def _tensor(self, name: str, shape: tuple[int, ...], number: int, offset: int) -> GgufTensor:
-        kind = _TYPE_NAMES.get(number)
+        kind = ggml.TYPE_NAMES.get(number)
         if kind is None:
             raise TieqError(f"tensor '{name}' has the unknown ggml type {number}.", where=str(self.path))
         info = TensorInfo(name, shape, kind.upper(), 0)
