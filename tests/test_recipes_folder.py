@@ -14,7 +14,7 @@ from tieq.recipe import find_recipe, load_recipe, recipe_schema, shipped_recipes
 from tieq.source.locate import aliases
 
 RECIPES = shipped_recipes()
-GENERIC = {"smallest", "balanced", "near-lossless"}
+GENERIC = {"smallest", "fast", "balanced", "near-lossless"}
 # Models whose gates were measured; the others cannot be had without the hub.
 MEASURED = {"smollm2-135m", "gemma-3-270m"}
 # Stem of the recipe's name to the tiny model's family.
@@ -27,7 +27,7 @@ def family(name: str) -> str:
 
 def test_each_is_generic_or_of_a_model_that_has_an_alias():
     assert set(RECIPES) >= GENERIC
-    assert len(RECIPES) == 15
+    assert len(RECIPES) == 16
     assert set(RECIPES) - GENERIC <= set(aliases())
 
 
