@@ -3,7 +3,7 @@
     python -m benchmarks.speed --work FOLDER --page docs/benchmarks.md --out benchmarks/results.json
 
 Files of ours and of the peers run alternately, each in a process of its own, on two threads. Where tokens are decoded
-both are loaded and take turns of a few tokens, so that a machine whose speed drifts drifts for both. Rates are medians
+all are loaded and take turns of a few tokens, so that a machine whose speed drifts drifts for all. Rates are medians
 with the quartiles over rounds (turns), and a ratio is the median of their ratios. The machine has to be idle otherwise.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import statistics
@@ -30,10 +31,12 @@ from tieq.source.tie import table_name, tie_graph
 
 HERE = Path(__file__).parent
 TIEQ = Path(sys.executable).parent / "tieq"
-# Pairs of processes for a decode rate, and turns of each pair: rates differ more between processes than within one.
-LOADS, TURNS = 18, 4
+# How often files are loaded for a decode rate, by how much a load takes: where weights come to lie in memory changes
+# the rate by several per cent, and what is loaded later tends to be the faster one.
+LOADS = {"onnx smollm2": 36, "onnx 1b": 12, "onnx gemma": 4, "gguf smollm2": 10, "gguf gemma": 10}
+TURNS = 12
 # Seconds before a turn: the other side's threads wait for work by spinning for a while.
-PAUSE = 0.2
+PAUSE = 0.1
 SIZES = ("135m", "500m", "llama-3.2-1b", "llama-3.2-3b")
 
 
@@ -88,8 +91,10 @@ def _prepare(work: Path, found: dict[str, Any], rounds: int) -> None:
             random_checkpoint.write(size, work / size)
 
 
-def _tieq(model: str | Path, out: Path) -> Cost:
-    return run([TIEQ, "export", "--model", model, "--bits", "4", "--effort", "quick", "--no-evaluation", "--out", out])
+def _tieq(model: str | Path, out: Path, *wish: str) -> Cost:
+    """An export by ``wish``, or at 4 bits. The effort changes the numbers in the files, not the layout."""
+    asked = wish or ("--bits", "4")
+    return run([TIEQ, "export", "--model", model, *asked, "--effort", "quick", "--no-evaluation", "--out", out])
 
 
 def _exports(work: Path, found: dict[str, Any], rounds: int) -> None:
@@ -97,6 +102,8 @@ def _exports(work: Path, found: dict[str, Any], rounds: int) -> None:
     python = peers.environment(work / "peers")
     made = {"tieq smollm2": _tieq(work / "smollm2", work / "out-smollm2")}
     made["tieq gemma"] = _tieq("gemma-3-270m", work / "out-gemma")
+    for size in ("smollm2", "llama-3.2-1b"):
+        _tieq(work / size, work / f"fast-{size}", "--recipe", "fast", "--format", "onnx")
     made["builder smollm2"] = peers.build_int4(python, work / "smollm2", work / "builder-smollm2")
     made["builder 1b"] = peers.build_int4(python, work / "llama-3.2-1b", work / "builder-1b")
     peers.quantize(open_source("smollm2-135m").path, work / "smollm2-q4_0.gguf")
@@ -135,27 +142,32 @@ def _decode(work: Path, found: dict[str, Any], rounds: int) -> None:
     """Decode and prefill, alternating."""
     python = work / "peers" / "bin" / "python"
     genai = {
-        "smollm2": (work / "out-smollm2" / "onnx", work / "builder-smollm2"),
-        "1b": (work / "out-llama-3.2-1b" / "onnx", work / "builder-1b"),
+        "smollm2": (work / "out-smollm2" / "onnx", work / "fast-smollm2" / "onnx", work / "builder-smollm2"),
+        "1b": (work / "out-llama-3.2-1b" / "onnx", work / "fast-llama-3.2-1b" / "onnx", work / "builder-1b"),
     }
     genai_script = HERE / "run_genai.py"
     for name, folders in genai.items():
         _read_anew(folders)
-        found[f"onnx decode {name}"] = _turns([[python, genai_script, f, "decode"] for f in folders])
-        count = rounds if name == "smollm2" else max(3, rounds // 2)
-        found[f"onnx prefill {name}"] = _alternate([[python, genai_script, f, "prefill"] for f in folders], count)
+        rates = _turns([[python, genai_script, f, "decode"] for f in folders], LOADS[f"onnx {name}"])
+        count = rounds if name == "smollm2" else max(3, rounds // 3)
+        times = _alternate([[python, genai_script, f, "prefill"] for f in folders], count)
+        for at, label in enumerate((name, f"{name} fast")):
+            found[f"onnx decode {label}"] = _compared("rate", rates, at, -1)
+            found[f"onnx prefill {label}"] = _compared("seconds", times, at, -1)
     _read_anew([work / "out-gemma" / "onnx"])
-    found["onnx decode gemma"] = _turns([[python, genai_script, work / "out-gemma" / "onnx", "decode"]])
+    rates = _turns([[python, genai_script, work / "out-gemma" / "onnx", "decode"]], LOADS["onnx gemma"])
+    found["onnx decode gemma"] = _compared("rate", rates, 0)
     gguf = {
         "smollm2": (work / "out-smollm2" / "gguf" / "model.gguf", work / "smollm2-q4_0.gguf"),
         "gemma": (work / "out-gemma" / "gguf" / "model.gguf", work / "gemma-q4_0.gguf"),
     }
     for name, files in gguf.items():
         _read_anew(files)
-        found[f"gguf decode {name}"] = _turns([[sys.executable, HERE / "run_gguf.py", f] for f in files])
+        rates = _turns([[sys.executable, HERE / "run_gguf.py", f] for f in files], LOADS[f"gguf {name}"])
+        found[f"gguf decode {name}"] = _compared("rate", rates, 0, 1)
     found["bytes"] = {
         str(path.relative_to(work)): _size(path)
-        for path in (*(f for pair in genai.values() for f in pair), *(f for pair in gguf.values() for f in pair))
+        for path in (*(f for several in genai.values() for f in several), *(f for pair in gguf.values() for f in pair))
     }
 
 
@@ -179,49 +191,59 @@ def _size(path: Path) -> int:
     return (path / name).stat().st_size + sum(file.stat().st_size for file in path.glob("model.onnx?data"))
 
 
-def _alternate(commands: list[list[Any]], rounds: int) -> dict[str, Any]:
-    """Time commands in turn; the first is ours, the second the peer's."""
-    taken: list[list[float]] = [[] for _ in commands]
-    peaks: list[list[float]] = [[] for _ in commands]
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What was measured of each command, round by round, and the peaks of its processes."""
+
+    taken: list[list[float]]
+    peaks: list[list[float]]
+
+
+def _alternate(commands: list[list[Any]], rounds: int) -> Measured:
+    """Seconds of commands in turn."""
+    found = Measured([[] for _ in commands], [[] for _ in commands])
     for number in range(rounds):
         for at in _order(len(commands), number):
             timed, last = map(json.loads, run(commands[at]).output.strip().splitlines()[-2:])
-            taken[at].append(timed["seconds"])
-            peaks[at].append(last["peak"])
-    return _compared("seconds", taken, peaks)
+            found.taken[at].append(timed["seconds"])
+            found.peaks[at].append(last["peak"])
+    return found
 
 
-def _turns(commands: list[list[Any]]) -> dict[str, Any]:
-    """Rates of processes that are loaded side by side and take turns; the first is ours, the second the peer's."""
-    taken: list[list[float]] = [[] for _ in commands]
-    peaks: list[list[float]] = [[] for _ in commands]
-    for loaded in range(LOADS):
+def _turns(commands: list[list[Any]], loads: int) -> Measured:
+    """Rates of processes that are loaded side by side and take turns."""
+    found = Measured([[] for _ in commands], [[] for _ in commands])
+    for loaded in range(loads):
         with contextlib.ExitStack() as stack:
             # What is loaded first may decode slower, whichever it is.
             asked = {at: stack.enter_context(Asked(commands[at])) for at in _order(len(commands), loaded)}
             for number in range(TURNS):
                 for at in _order(len(commands), number + loaded // 2):
                     time.sleep(PAUSE)
-                    taken[at].append(asked[at].ask())
+                    found.taken[at].append(asked[at].ask())
             for at, process in asked.items():
-                peaks[at].append(process.peak())
-    return _compared("rate", taken, peaks)
+                found.peaks[at].append(process.peak())
+    return found
 
 
-def _order(count: int, number: int) -> Iterable[int]:
-    """Who is first changes: what the first one leaves behind meets both sides."""
-    return range(count) if number % 2 == 0 else reversed(range(count))
+def _order(count: int, number: int) -> list[int]:
+    """Who is first changes, and in which direction: what the one before leaves behind meets all alike."""
+    order = list(range(count))
+    start = number // 2 % count
+    turned = order[start:] + order[:start]
+    return turned if number % 2 == 0 else turned[::-1]
 
 
-def _compared(unit: str, taken: list[list[float]], peaks: list[list[float]]) -> dict[str, Any]:
-    sides = []
-    for values, peak in zip(taken, peaks, strict=True):
-        low, middle, high = statistics.quantiles(values, n=4)
-        sides.append({"median": middle, "low": low, "high": high, "peak": statistics.median(peak)})
-    made: dict[str, Any] = {"unit": unit, "rounds": len(taken[0]), "sides": sides}
-    if len(sides) == 2:
-        pairs = [a / b if unit == "rate" else b / a for a, b in zip(*taken, strict=True)]
-        low, made["ratio"], high = statistics.quantiles(pairs, n=4)
+def _compared(unit: str, found: Measured, own: int, peer: int | None = None) -> dict[str, Any]:
+    """One command's figures, beside a peer's where there is one."""
+    sides, chosen = [], [own] if peer is None else [own, peer]
+    for at in chosen:
+        low, middle, high = statistics.quantiles(found.taken[at], n=4)
+        sides.append({"median": middle, "low": low, "high": high, "peak": statistics.median(found.peaks[at])})
+    made: dict[str, Any] = {"unit": unit, "rounds": len(found.taken[own]), "sides": sides}
+    if peer is not None:
+        pairs = zip(found.taken[own], found.taken[peer], strict=True)
+        low, made["ratio"], high = statistics.quantiles([a / b if unit == "rate" else b / a for a, b in pairs], n=4)
         made["ratio_low"], made["ratio_high"] = low, high
         made["peak_ratio"] = sides[0]["peak"] / sides[1]["peak"]
     return made

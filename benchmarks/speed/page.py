@@ -16,6 +16,10 @@ _PAGES = (
     "count in the peak. With every row looked up they are the whole table (148 MB in the 1B shape), clean and for the "
     "system to take back. The builder's table is copied at the start."
 )
+_PLACES = (
+    "Rates of one file differ by some per cent from load to load, because of where its weights come to lie in memory; "
+    "each load is of all the files, in an order that changes."
+)
 _REPACKING = (
     "llama.cpp reorders what it multiplies by, too, and keeps the file's own table for lookups. `--no-repack` "
     "(`use_extra_bufts` in its API) runs without the second copy (`python -m benchmarks.gguf_memory FILE`):"
@@ -31,23 +35,27 @@ def text(found: dict[str, Any]) -> str:
         "",
         (f"`make bench` wrote this page in {found['minutes']:.0f} minutes{resumed} on {machine['cores']} cores of "
             f"{machine['processor']}: ours and the peers' files alternately, each in a process of its own, two "
-            "threads. Where tokens are decoded, both files are loaded and take turns of 24 tokens. Figures are medians "
-            "with quartiles over rounds (turns); a ratio is the median of the pairs' ratios with their quartiles, "
-            "above 1 where tieq is faster. Peak is resident memory, mapped files included."),
+            "threads. Where tokens are decoded, all are loaded and take turns of 8 tokens. Figures are medians with "
+            "quartiles over rounds (turns); a ratio is the median of the pairs' ratios with their quartiles, above 1 "
+            "where tieq is faster. Peak is resident memory, mapped files included."),
         "",
         "Versions: " + ", ".join(f"{name} {value}" for name, value in found["versions"].items())
         + "; the builder in an environment with " + ", ".join(found["peers"]) + ".",
         "",
         "## ONNX, both in onnxruntime-genai",
         "",
-        ("tieq `--bits 4` beside the builder's `-p int4 -e cpu` (int4 table too). The 1B model has the shape of Llama "
-        "3.2 1B and random weights. Decode: 104 tokens after a prompt of 32, the cache laid out for all 136; prefill: "
-        "512 tokens and the first new one."),
+        ("tieq `--bits 4` and `--recipe fast` beside the builder's `-p int4 -e cpu` (int4 table too). The first has a "
+        "scale for 32 weights, as the builder's, and `fast` one for 64 of the body. The 1B model has the shape of "
+        "Llama 3.2 1B and random weights. Decode: 104 tokens after a prompt of 32, the cache laid out for all 136; "
+        "prefill: 512 tokens and the first new one."),
         "",
         "| model | what | tieq | builder | ratio | peak, tieq | peak, builder | peak ratio |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
-    labels = {"smollm2": "SmolLM2-135M", "1b": "1B shape"}
+    labels = {
+        "smollm2": "SmolLM2-135M, 4 bits", "smollm2 fast": "SmolLM2-135M, fast",
+        "1b": "1B shape, 4 bits", "1b fast": "1B shape, fast",
+    }  # fmt: skip
     lines += [_row(labels[name], what, found[f"onnx {what} {name}"]) for name in labels for what in _WHAT]
     gemma = found["onnx decode gemma"]["sides"][0]
     lines += [
@@ -57,6 +65,8 @@ def text(found: dict[str, Any]) -> str:
             "with a "
             f"peak of {gemma['peak'] / 1e6:.0f} MB; the builder on the same checkpoint: `{found['builder on gemma']}`."
         ),
+        "",
+        _PLACES,
         "",
         _PAGES,
         "",

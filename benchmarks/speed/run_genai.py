@@ -14,8 +14,8 @@ import time
 
 import onnxruntime_genai as genai
 
-PROMPT, WARM_UP, STEPS, PREFILL = 32, 8, 24, 512
-# What each of the two writes at most: the cache is laid out for as many tokens at once.
+PROMPT, WARM_UP, STEPS, PREFILL = 32, 8, 8, 512
+# What each of the two writes at most (twelve turns): the cache is laid out for as many tokens at once.
 ROOM = {"decode": 136, "prefill": 513}
 # The default is one thread on a machine whose two cores look like one.
 THREADS = {"model": {"decoder": {"session_options": {"intra_op_num_threads": 2}}}}

@@ -14,7 +14,7 @@ import time
 
 import llama_cpp
 
-PROMPT, WARM_UP, STEPS = 32, 8, 24
+PROMPT, WARM_UP, STEPS = 32, 8, 8
 
 
 def main() -> None:
