@@ -8,16 +8,18 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-# A process begins with the peak of the one that it was forked from, so a small one stands between.
+# A process begins with the peak of the one that it was forked from, so a small one stands between. It takes the time as
+# well, which its own start is no part of.
 _WITNESS = """
-import resource, subprocess, sys
+import resource, subprocess, sys, time
+start = time.perf_counter()
 code = subprocess.call(sys.argv[1:])
-print("\\n%d" % resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, flush=True)
+seconds = time.perf_counter() - start
+print("\\n%d %f" % (resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, seconds), flush=True)
 sys.exit(code)
 """
 
@@ -38,7 +40,6 @@ def run(command: Sequence[str | Path], **environment: str) -> Cost:
         RuntimeError: with the end of what it said, if it fails.
     """
     with tempfile.TemporaryFile() as said:
-        start = time.perf_counter()
         process = subprocess.run(
             [sys.executable, "-c", _WITNESS, *(str(part) for part in command)],
             stdout=said,
@@ -46,12 +47,12 @@ def run(command: Sequence[str | Path], **environment: str) -> Cost:
             env={**os.environ, **environment},
             check=False,
         )
-        seconds = time.perf_counter() - start
         said.seek(0)
-        output, _, peak = said.read().decode(errors="replace").rstrip().rpartition("\n")
+        output, _, took = said.read().decode(errors="replace").rstrip().rpartition("\n")
     if process.returncode:
         raise RuntimeError(f"{command[0]} failed: {output[-2000:]}")
-    return Cost(seconds, int(peak) * 1024, output)
+    peak, seconds = took.split()
+    return Cost(float(seconds), int(peak) * 1024, output)
 
 
 class Asked:
