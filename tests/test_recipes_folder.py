@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import tiny
+from ruamel.yaml import YAML
 
+from tieq.codecs.schemes import SCHEMES
 from tieq.errors import TieqError
 from tieq.pipeline import export
-from tieq.recipe import find_recipe, load_recipe, recipe_schema, shipped_recipes
+from tieq.recipe import Recipe, find_recipe, load_recipe, recipe_schema, shipped_recipes
 from tieq.source.locate import aliases
 
 RECIPES = shipped_recipes()
@@ -85,3 +87,18 @@ def test_an_unknown_name_lists_the_known_ones_and_the_near_one():
 def test_what_looks_like_a_file_is_said_to_be_missing(wanted):
     with pytest.raises(TieqError, match="cannot be read as YAML"):
         find_recipe(wanted)
+
+
+def test_the_page_has_every_key_with_its_default():
+    page = (Path(__file__).parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    found = YAML(typ="safe").load(example)
+    assert Recipe.model_validate(found) == Recipe()
+    assert set(found) == set(Recipe.model_fields)
+    for section in ("gates", "evaluation", "onnx", "gguf", "litert", "table"):
+        assert set(found[section]) == set(type(getattr(Recipe(), section)).model_fields), section
+    # Every integer scheme has its bits in the table of schemes.
+    for name, scheme in SCHEMES.items():
+        if scheme.onnx:
+            row = next(line for line in page.splitlines() if line.startswith("|") and f"`{name}`" in line)
+            assert f"{scheme.bits_per_weight:g}" in row

@@ -34,6 +34,7 @@ from tieq.validate.baseline import measured_entries
 from tieq.validate.run import Validation, validate
 
 NOTHING_RUN = "nothing was run: the structure is proved, KL and what else a runtime measures are not known."
+_UNUSED_TEXT = "the calibration text is not used: effort quick and models without a tokenizer measure nothing."
 # Calibration tokens that the body is solved on: more of them gained nothing in a model of 135 M parameters.
 BODY_TOKENS = 8192
 
@@ -86,6 +87,7 @@ def export(
         TieqError: on bad input, before anything is written to ``out``.
     """
     artifact.check_target(out)
+    calibration = tuple(calibration)
     calibration_text = text.calibration_corpus(calibration)
     evaluation_text = text.file_corpus(evaluation) if evaluation else text.default_corpus(text.EVALUATION)
     job = prepare(model, recipe, formats, tie=tie, keep_body=keep_body, choices=choices)
@@ -96,9 +98,7 @@ def export(
     evaluated = None
     if recipe.evaluation is not None:
         evaluated = make_sequences(job.source, job.tokenizer, job.graph.rows, evaluation_text, recipe.evaluation)
-    else:
-        job = dataclasses.replace(job, notes=(*job.notes, NOTHING_RUN))
-        say(f"note: {NOTHING_RUN}")
+    job = _noted(job, unused_text=bool(calibration) and wanted is None)
     with artifact.staged(out) as folder:
         found = (
             None
@@ -153,6 +153,16 @@ class Deferred:
             with stage("reference model"):
                 self._model = self._load()
         return self._model
+
+
+def _noted(job: Job, *, unused_text: bool) -> Job:
+    """The job with notes on what it leaves out, which are said as well."""
+    notes = [_UNUSED_TEXT] if unused_text else []
+    if job.recipe.evaluation is None:
+        notes.append(NOTHING_RUN)
+    for note in notes:
+        say(f"note: {note}")
+    return dataclasses.replace(job, notes=(*job.notes, *notes))
 
 
 def _write_documents(job: Job, folder: Path) -> None:

@@ -139,11 +139,7 @@ def _kept_file(source: ModelSource, recipe: Recipe, formats: tuple[str, ...]) ->
     from tieq.source.gguf_source import LOOKUP, GgufSource
 
     if formats != KEPT_FORMATS:
-        raise RefusedError(
-            f"--keep-body writes GGUF alone, not {' and '.join(formats)}.",
-            where=str(source.path),
-            todo="Leave --format out.",
-        )
+        raise RefusedError(f"--keep-body writes GGUF alone, not {' and '.join(formats)}.", todo="Leave --format out.")
     if not isinstance(source, GgufSource):
         raise RefusedError(
             "is no GGUF file, and --keep-body keeps the quantized body of one.",

@@ -40,16 +40,18 @@ class _Strict(BaseModel):
 class BandWish(_Strict):
     """Rows that get more bits: their share of the table's rows, and the scheme of their residuals."""
 
-    share: float = Field(gt=0, le=1, strict=True, allow_inf_nan=False)
-    scheme: BandScheme = "q4_0"
+    share: float = Field(gt=0, le=1, strict=True, allow_inf_nan=False, description="of the table's rows")
+    scheme: BandScheme = Field("q4_0", description="of what is added to these rows")
 
 
 class Precision(_Strict):
     """The scheme of one role, the solver that rounds to it where it is not the effort's, and a table's row bands."""
 
-    scheme: SchemeName = "q4_0"
-    solver: Solver | None = None
-    bands: tuple[BandWish, ...] = ()
+    scheme: SchemeName = Field("q4_0", description="a ggml type, or int4 in groups; ONNX and LiteRT hold some of them")
+    solver: Solver | None = Field(None, description="who rounds to it; by default as the effort wants")
+    bands: tuple[BandWish, ...] = Field(
+        (), description="rows with more bits, the most costly first; a table's, in ONNX"
+    )
 
     @field_validator("bands")
     @classmethod
@@ -63,8 +65,8 @@ class Precision(_Strict):
 class Sampling(_Strict):
     """How much text is run: sequences and tokens in each."""
 
-    sequences: int = Field(8, ge=2, le=4096, strict=True)
-    length: int = Field(256, ge=8, le=8192, strict=True)
+    sequences: int = Field(8, ge=2, le=4096, strict=True, description="passages of the text")
+    length: int = Field(256, ge=8, le=8192, strict=True, description="tokens in each, at most the model's context")
 
 
 class Gates(_Strict):
@@ -76,7 +78,9 @@ class Gates(_Strict):
     min_top1: float | None = Field(
         None, ge=0, le=1, strict=True, allow_inf_nan=False, description="share of positions with the same best token"
     )
-    max_perplexity_ratio: float | None = Field(None, gt=0, strict=True, allow_inf_nan=False)
+    max_perplexity_ratio: float | None = Field(
+        None, gt=0, strict=True, allow_inf_nan=False, description="perplexity over that of the reference"
+    )
     max_bytes: int | None = Field(
         None, gt=0, strict=True, description="bytes of a container, its external data included"
     )
@@ -96,13 +100,15 @@ class Gates(_Strict):
 class OnnxOptions(_Strict):
     """What only the ONNX container knows."""
 
-    accuracy_level: int = Field(4, ge=0, le=4, strict=True)
+    accuracy_level: int = Field(
+        4, ge=0, le=4, strict=True, description="MatMulNBits' attribute: 4 multiplies int8 activations, 0 float ones"
+    )
 
 
 class GgufOptions(_Strict):
     """What only the GGUF container knows."""
 
-    pre_tokenizer: str | None = None
+    pre_tokenizer: str | None = Field(None, description="llama.cpp's name of it, where it is not recognized")
 
 
 class LitertOptions(_Strict):
@@ -118,21 +124,23 @@ class LitertOptions(_Strict):
 class Recipe(_Strict):
     """A recipe file. ``table`` is the shared table; ``lookup`` and ``logits`` serve models that are untied."""
 
-    name: str = "custom"
-    description: str = ""
-    effort: Effort = "standard"
-    table: Precision = Precision()
-    lookup: Precision | None = None
-    logits: Precision | None = None
-    body: Precision = Precision()
+    name: str = Field("custom", description="what reports and the default folder call it")
+    description: str = Field("", description="one sentence")
+    effort: Effort = Field(
+        "standard", description="quick: no calibration; standard: a weight a column; best: the whole quadratic cost"
+    )
+    table: Precision = Field(Precision(), description="the shared table; for untied models, both of theirs")
+    lookup: Precision | None = Field(None, description="an untied model's lookup table, where it is not as `table`")
+    logits: Precision | None = Field(None, description="an untied model's logits matrix, where it is not as `table`")
+    body: Precision = Field(Precision(), description="all other matrices")
     calibration: Sampling | None = Field(None, description="text to calibrate on; by default as the effort wants")
     evaluation: Sampling | None = Field(
         Sampling(sequences=8, length=256), description="text to run beside the float model; null to run nothing"
     )
-    gates: Gates = Gates()
-    onnx: OnnxOptions = OnnxOptions()
-    gguf: GgufOptions = GgufOptions()
-    litert: LitertOptions = LitertOptions()
+    gates: Gates = Field(Gates(), description="bounds that the result must hold")
+    onnx: OnnxOptions = Field(OnnxOptions(), description="what only ONNX knows")
+    gguf: GgufOptions = Field(GgufOptions(), description="what only GGUF knows")
+    litert: LitertOptions = Field(LitertOptions(), description="what only LiteRT knows")
 
     @property
     def calibration_sampling(self) -> Sampling:

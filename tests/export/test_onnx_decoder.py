@@ -275,9 +275,12 @@ def test_nothing_is_run_where_nothing_is_asked_for(tmp_path, tiny_checkpoint, mo
         raise AssertionError("the float model was loaded")
 
     monkeypatch.setattr(tieq.pipeline, "load_model", never)
+    text = tmp_path / "mine.txt"
+    text.write_text("a text of mine that nobody reads")
     recipe = tiny.recipe(effort="quick", evaluation=None)
-    result = tieq.pipeline.export(str(tiny_checkpoint("llama")), recipe, tmp_path / "out")
+    result = tieq.pipeline.export(str(tiny_checkpoint("llama")), recipe, tmp_path / "out", calibration=[text])
     assert result.passed
+    assert any("the calibration text is not used" in note for note in result.manifest["notes"])
     assert result.checks["runtimes"] == []
     assert any("nothing was run" in note for note in result.manifest["notes"])
     assert "Nothing was run." in (result.folder / "report.md").read_text()

@@ -44,6 +44,8 @@ def test_bad_input_is_a_sentence(run, tiny_export, tmp_path):
         assert (code, out) == (2, "")
         assert err.startswith("tieq: ")
         assert err.count("\n") == 1
+    assert "--beside" in err
+    assert err.endswith("Name a manifest.json, a probe.json, or a file with what `tieq validate --json` printed.\n")
 
 
 def test_a_validation_is_kept_and_shown_when_asked(run, monkeypatch, tiny_export, tmp_path):

@@ -103,7 +103,10 @@ def plan(
     out: Annotated[Path | None, typer.Option(help="Folder. [default: artifacts/MODEL-plan]")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose precisions for a size or a quality; `tieq export --plan` follows them."""
+    """Choose precisions for a size or a quality; `tieq export --plan` follows them.
+
+    Without --target-size and --max-kl, price those of --bits or --recipe, 4 bits where neither is given.
+    """
     from tieq.cli.options import build_budget, build_recipe, check_formats, study_out
     from tieq.cli.show_plan import show_plan
     from tieq.planning import plan as run

@@ -12,7 +12,7 @@ from tieq.errors import TieqError
 from tieq.report.documents import Documents
 from tieq.report.markdown import report_markdown
 from tieq.report.page import report_html
-from tieq.report.points import beside_points
+from tieq.report.points import beside_points, read_beside
 
 CHECKS, GRAPH, PLAN, PROBE = "checks.json", "tie_graph.json", "plan.json", "probe.json"
 
@@ -39,7 +39,7 @@ def write_report(folder: Path, beside: Iterable[Path] = ()) -> dict[str, Any]:
         manifest = {**manifest, "evaluation": checks["evaluation"]}
     files, probe, probe_file = list(beside), None, folder / PROBE
     for file in list(files):
-        if read_json(file).get("kind") == "probe":
+        if read_beside(file).get("kind") == "probe":
             files.remove(file)
             probe_file = file
     if probe_file.exists():

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tieq.artifact import read_json
-from tieq.errors import TieqError
+from tieq.errors import RefusedError, TieqError
 
 # What makes two evaluation texts the same.
 _TEXT = ("sha256", "sequences", "length")
+_WANTED = "Name a manifest.json, a probe.json, or a file with what `tieq validate --json` printed."
 # Two runs of one float model on one text differ by less than this share in perplexity, two models by more.
 _SAME_REFERENCE = 1e-3
 
@@ -104,14 +105,14 @@ def beside_points(manifest: dict[str, Any], checks: dict[str, Any], files: Itera
     """
     points: list[FilePoint] = []
     for file in files:
-        document = read_json(file)
+        document = read_beside(file)
         evaluation = document.get("evaluation")
         is_manifest = isinstance(document.get("source"), dict) and isinstance(document.get("measured"), dict)
         if not isinstance(evaluation, dict) or not (is_manifest or isinstance(document.get("runtimes"), list)):
             raise TieqError(
-                "is neither the manifest.json of an export nor what `tieq validate --json` printed.",
+                "is neither a manifest nor a validation.",
                 where=f"--beside {file}",
-                todo="Name one of those.",
+                todo=_WANTED,
             )
         if not same_text(evaluation, manifest["evaluation"]):
             raise TieqError(
@@ -133,6 +134,18 @@ def beside_points(manifest: dict[str, Any], checks: dict[str, Any], files: Itera
             )
         points += found
     return points
+
+
+def read_beside(file: Path) -> dict[str, Any]:
+    """A document that the user puts beside an export.
+
+    Raises:
+        TieqError: if it is missing or no JSON object.
+    """
+    try:
+        return read_json(file)
+    except RefusedError as error:
+        raise TieqError(error.what, where=f"--beside {file}", todo=_WANTED) from error
 
 
 def same_text(one: dict[str, Any], other: dict[str, Any]) -> bool:
