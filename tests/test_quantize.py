@@ -13,9 +13,8 @@ from safetensors.numpy import save_file
 from tieq.calibrate import RowUse, Statistics, TableCost, usable_importance
 from tieq.codecs import ggml
 from tieq.codecs.k_quants import LAYOUTS
-from tieq.codecs.schemes import SCHEMES, dequantize, pack_codes
+from tieq.codecs.schemes import SCHEMES, dequantize, ggml_kind, pack_codes
 from tieq.errors import RefusedError, TieqError
-from tieq.export.gguf import ggml_kind
 from tieq.plan import Plan
 from tieq.quantize import QuantizedCheckpoint, quantize
 from tieq.records import BandDecision, Decision

@@ -143,7 +143,8 @@ def _decide(
     _check_formats(name, chosen, formats)
     bits = SCHEMES[chosen].bits_per_weight if chosen in SCHEMES else ggml.bits_per_weight(chosen)
     solver = _solver(chosen, wish.solver or SOLVER_BY_EFFORT[recipe.effort])
-    positive = "litert" in formats and recipe.litert.activations == "int8" and chosen == "q4_0"
+    integer = "litert" in formats and recipe.litert.activations == "int8"
+    positive = integer and chosen in SCHEMES and SCHEMES[chosen].int4
     return Decision(name, name, role, rows, columns, chosen, solver, bits, reason, positive=positive)
 
 

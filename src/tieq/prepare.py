@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from tieq.codecs.schemes import SCHEMES, ggml_kind
 from tieq.errors import RefusedError
 from tieq.plan import Plan, make_plan
 from tieq.progress import say
@@ -179,7 +180,11 @@ def _plan_notes(plan: Plan) -> list[str]:
         f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {kind}" for kind, names in groups.items()
     ]
     if any(decision.positive for decision in plan.decisions):
-        notes.append("q4_0 has no negative scales here, which LiteRT's integer products refuse; so in every container.")
+        notes.append("4 bits have no negative scales here, in any container: LiteRT's integer products refuse them.")
+    grouped = sorted({d.scheme for d in plan.decisions if d.scheme in SCHEMES and ggml_kind(d.scheme) != d.scheme})
+    if grouped and "gguf" in plan.formats:
+        kinds = " and ".join(grouped)
+        notes.append(f"GGUF holds {kinds} as blocks of 32 that repeat the scale: as large as Q4_0 and less exact.")
     return notes
 
 

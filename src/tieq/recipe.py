@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -116,8 +117,8 @@ class LitertOptions(_Strict):
 
     activations: Literal["float", "int8"] = Field(
         "float",
-        description="int8: products of q4_0 matrices read the codes themselves, faster; all containers then hold codes "
-        "of positive scales",
+        description="int8: products of 4-bit matrices read the codes themselves, faster; all containers then hold "
+        "codes of positive scales",
     )
 
 
@@ -208,8 +209,13 @@ def load_recipe(path: Path) -> Recipe:
 def _problem(item: Any) -> str:
     """One of pydantic's errors in words, with the key that an unknown one is near to, or all there are."""
     place = ".".join(map(str, item["loc"]))
+    if item["type"] == "literal_error":
+        near = difflib.get_close_matches(str(item["input"]), re.findall(r"'([^']*)'", item["msg"]), n=1)
+        return f"{place}: '{item['input']}': {item['msg']}" + (f" (did you mean {near[0]}?)" if near else "")
+    if item["type"] == "model_type":
+        return f"{place}: is no mapping of keys ({', '.join(_keys_at(item['loc']))})"
     if item["type"] != "extra_forbidden":
-        return f"{place}: {item['msg']}"
+        return f"{place}: {item['msg'].removeprefix('Value error, ')}"
     known = _keys_at(item["loc"][:-1])
     near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
     return f"{place}: is no key" + (f" (did you mean {near[0]}?)" if near else f" ({', '.join(known)})")

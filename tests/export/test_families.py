@@ -168,6 +168,7 @@ def test_groups_have_one_scale_in_onnx_and_repeat_it_in_gguf(tiny_checkpoint, tm
     recipe = tiny.recipe(table=Precision(scheme="int4_g64"), body=Precision(scheme="int4_g128"))
     result = export(str(tiny_checkpoint("llama")), recipe, tmp_path / "out", ("onnx", "gguf", "ort", "litert"))
     assert result.passed
+    assert any("int4_g128 and int4_g64 as blocks of 32 that repeat" in note for note in result.manifest["notes"])
     same = [check for check in result.checks["checks"] if check["name"].startswith("decoded table")]
     assert len(same) == 6
     assert all(check["value"] == "bit-identical" for check in same)

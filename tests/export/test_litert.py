@@ -116,6 +116,25 @@ def test_other_schemes_and_models(bits, changes, made):
     assert np.array_equal(structure.read_logits(slice(7, 300)), stored.decode(head)[7:300])
 
 
+def test_integer_products_read_groups_too(tiny_checkpoint, tmp_path):
+    from tieq.pipeline import export
+
+    recipe = tiny.recipe(
+        effort="quick", evaluation=None, litert=INTEGER,
+        table=Precision(scheme="int4_g64"), body=Precision(scheme="int4_g128"),
+    )  # fmt: skip
+    checkpoint = tiny_checkpoint("llama")
+    folder = export(str(checkpoint), recipe, tmp_path / "out", ("litert",)).folder
+    stored = QuantizedCheckpoint(folder / "quantized.safetensors")
+    assert {stored.scheme(name) for name in stored.matrices} == {"int4_g64", "int4_g128"}
+    assert all((stored.scales(name) > 0).all() for name in stored.matrices)
+    assert [operator.kind for operator in Graph(model_of(folder)).operators].count("EMBEDDING_LOOKUP") == 1
+    found = logits(model_of(folder), tokens(24))
+    wanted = expected(checkpoint, folder, tokens(24))
+    assert gap(found["float activations"][0], wanted) < CLOSE
+    assert CLOSE < gap(found["int8 activations"][0], wanted) < 0.05
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_table_in_pieces_gives_the_same_logits_from_the_same_bytes(bits, made, tmp_path, monkeypatch):
     checkpoint, folder = made("llama", bits)
@@ -137,7 +156,7 @@ def test_integer_products_read_the_table_itself_and_its_scales_are_positive(made
     checkpoint, folder = made("llama", 4, INTEGER)
     stored = QuantizedCheckpoint(folder / "quantized.safetensors")
     assert all((stored.scales(name) > 0).all() for name in stored.matrices)
-    assert "q4_0 has no negative scales here" in (folder / "manifest.json").read_text()
+    assert "4 bits have no negative scales here" in (folder / "manifest.json").read_text()
     graph = Graph(model_of(folder))
     table = next(tensor.index for tensor in graph.tensors if tensor.name == TABLE)
     assert [operator.kind for operator in graph.consumers(table)] == ["EMBEDDING_LOOKUP", "FULLY_CONNECTED"]

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tieq.codecs import gguf_blocks
+from tieq.codecs.ggml import TYPE_NAMES
 
 Codes = NDArray[np.uint8]
 Scales = NDArray[np.float16]
@@ -61,6 +62,11 @@ class Scheme:
         return self.bits in (2, 4, 8) and not self.affine
 
     @property
+    def int4(self) -> bool:
+        """Whether it is 4 bits around a zero point, in blocks of any size."""
+        return self.bits == 4 and not self.affine
+
+    @property
     def bits_per_weight(self) -> float:
         """Bits per weight with fp16 scales, as in the quantized checkpoint."""
         return self.bits + (32 if self.affine else 16) / self.block
@@ -91,6 +97,11 @@ SCHEMES: dict[str, Scheme] = {
         Scheme("int4_g128", 4, 128, (0, 15), 2, gguf_blocks.pack_q4_0, partial(gguf_blocks.unpack_groups, 128)),
     )
 }
+
+
+def ggml_kind(scheme: str) -> str:
+    """The ggml type that a matrix in the scheme is in GGUF."""
+    return TYPE_NAMES[SCHEMES[scheme].ggml_type] if scheme in SCHEMES else scheme
 
 
 def dequantize(codes: Codes, scales: Scales, scheme: Scheme) -> NDArray[np.float32]:

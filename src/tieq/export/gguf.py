@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tieq.ahead import ahead
 from tieq.codecs import ggml
-from tieq.codecs.schemes import SCHEMES
+from tieq.codecs.schemes import ggml_kind
 from tieq.progress import stage
 from tieq.quantize import QuantizedCheckpoint
 from tieq.source.base import GgufLayout
@@ -70,11 +70,6 @@ def write_gguf(checkpoint: QuantizedCheckpoint, layout: GgufLayout, folder: Path
         writer.close()
     (folder / MODELFILE[0]).write_text(MODELFILE[1], encoding="utf-8")
     return path
-
-
-def ggml_kind(scheme: str) -> str:
-    """The ggml type that a matrix in the scheme is in GGUF."""
-    return ggml.TYPE_NAMES[SCHEMES[scheme].ggml_type] if scheme in SCHEMES else scheme
 
 
 def tensor_rows(checkpoint: QuantizedCheckpoint, layout: GgufLayout, name: str) -> tuple[NDArray[Any], str]:

@@ -72,7 +72,7 @@ def write_litert(
         lookup: parameter name of the lookup table in the model.
         logits: parameter name of the logits matrix in the model.
         tied: whether the lookup table plays the logits role too.
-        integer: whether products of ``q4_0`` matrices round activations to int8, see
+        integer: whether products of 4-bit matrices round activations to int8, see
             :class:`tieq.export.litert_products.Products`.
 
     Returns:

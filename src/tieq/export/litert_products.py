@@ -2,10 +2,10 @@
 
 The codes are those of the quantized checkpoint, moved from unsigned around a zero point to two's complement.
 
-- A lookup reads ``q4_0`` and ``q2_0`` as one INT4 or INT2 tensor with block-wise scales in fp16.
+- A lookup reads 4-bit schemes and ``q2_0`` as one INT4 or INT2 tensor with block-wise scales in fp16.
 - A product looks rows up as the lookup does, some at a time, and multiplies by what it gets. Only those are in memory
   as floats, and activations stay floats too.
-- With ``integer``, FULLY_CONNECTED reads the INT4 tensor of a ``q4_0`` matrix itself and rounds activations to int8. No
+- With ``integer``, FULLY_CONNECTED reads the INT4 tensor of a 4-bit matrix itself and rounds activations to int8. No
   kernel does that for the other schemes, and XNNPACK refuses negative scales (``Scheme.positive``).
 - ``q8_0``: EMBEDDING_LOOKUP takes no block-wise INT8, so codes and scales are two tensors, looked up and multiplied.
 
@@ -70,7 +70,9 @@ class Products:
         """``hidden @ W.T + bias`` of ``[length, columns]`` with the matrix ``[rows, columns]``."""
         add = self._nodes
         rows, columns = self._checkpoint.extent(name)
-        if self._integer and self._checkpoint.scheme(name) == "q4_0" and (self._checkpoint.scales(name) >= 0).all():
+        scheme = self._checkpoint.scheme(name)
+        int4 = scheme in SCHEMES and SCHEMES[scheme].int4
+        if self._integer and int4 and (self._checkpoint.scales(name) >= 0).all():
             return add("FULLY_CONNECTED", [hidden, self._codes(name), bias], (-1, rows), name, _INTEGER_SUM)
         step = max(1, _WIDENED // columns)
         parts: list[Value] = []
