@@ -11,7 +11,7 @@ from tieq.candidates import body_choices, bytes_of, table_choices
 from tieq.codecs.schemes import SCHEMES
 from tieq.plan import Plan, make_plan
 from tieq.recipe import Recipe
-from tieq.records import Role, RoleUse, TieGraph, Verdict
+from tieq.records import Decision, Role, RoleUse, TieGraph, Verdict
 from tieq.source.reference import ReferenceModel, inventory
 from tieq.text import Sequences
 
@@ -88,3 +88,13 @@ def test_bytes_are_the_same_in_every_container(model: Any, formats: tuple[str, .
     scheme = SCHEMES[decision.scheme]
     blocks = decision.rows * decision.columns // scheme.block
     assert bytes_of(decision, formats) == blocks * (scheme.block * scheme.bits // 8 + 2)
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "int4_g64", "int4_g128", "q2_0", "f16"])
+def test_a_matrix_weighs_what_the_container_that_needs_most_stores(scheme: str) -> None:
+    bits = SCHEMES[scheme].bits_per_weight if scheme in SCHEMES else 16.0
+    made = Decision("a", "a", "body", 96, 256, scheme, "scale-search", bits, "recipe")
+    assert bytes_of(made, ("onnx", "litert")) == 96 * 256 * bits / 8
+    # GGUF has no groups: blocks of Q4_0, 18 bytes for 32 weights.
+    expected = 96 * 256 / 32 * 18 if scheme.startswith("int4") else 96 * 256 * bits / 8
+    assert bytes_of(made, ("gguf",)) == bytes_of(made, ("onnx", "gguf")) == expected

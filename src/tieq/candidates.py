@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tieq.budget import Candidate, Item
 from tieq.calibrate import Statistics
 from tieq.codecs import ggml
-from tieq.codecs.schemes import SCHEMES
+from tieq.codecs.schemes import SCHEMES, ggml_kind
 from tieq.cost import expected_lookups, matrix_cost, row_costs
 from tieq.encoding import round_trip
 from tieq.plan import decide
@@ -48,7 +48,9 @@ def label_of(precision: Precision) -> str:
 def bytes_of(decision: Decision, formats: tuple[str, ...]) -> int:
     """Bytes of a matrix, bands included, in the container that needs most."""
     weights, in_onnx = decision.rows * decision.columns, bool({"onnx", "ort"} & set(formats))
-    own = int(weights * decision.bits_per_weight / 8)
+    # GGUF repeats the scales of groups; what else there is takes as much in it as in the checkpoint.
+    bits = ggml.bits_per_weight(ggml_kind(decision.scheme)) if "gguf" in formats else decision.bits_per_weight
+    own = int(weights * bits / 8)
     return own + sum(band.onnx_bytes for band in decision.bands if in_onnx)
 
 

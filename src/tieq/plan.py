@@ -42,7 +42,7 @@ class Plan:
         return tuple(decision for decision in self.decisions if decision.role != "body")
 
     def packed_bytes(self) -> int:
-        """Bytes of all planned matrices and row bands, scales included, fp16 scales."""
+        """Bytes of all planned matrices and row bands in the quantized checkpoint, with their fp16 scales."""
         matrices = sum(int(d.rows * d.columns * d.bits_per_weight / 8) for d in self.decisions)
         return matrices + sum(band.nbytes for decision in self.decisions for band in decision.bands)
 
