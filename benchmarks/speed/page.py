@@ -47,7 +47,9 @@ def text(found: dict[str, Any]) -> str:
         ("tieq `--bits 4` and `--recipe fast` beside the builder's `-p int4 -e cpu` (int4 table too). The first has a "
         "scale for 32 weights, as the builder's, and `fast` one for 64 of the body. The 1B model has the shape of "
         "Llama 3.2 1B and random weights. Decode: 104 tokens after a prompt of 32, the cache laid out for all 136; "
-        "prefill: 512 tokens and the first new one."),
+        "prefill: 512 tokens and the first new one. All of tieq's files are of `--effort quick`, which changes the "
+        "codes and not the layout; for quality see [method.md](method.md). Where the quartiles of a ratio "
+        "reach far to both sides of 1, the two are level and the third digit is chance."),
         "",
         "| model | what | tieq | builder | ratio | peak, tieq | peak, builder | peak ratio |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",

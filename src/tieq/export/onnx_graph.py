@@ -38,7 +38,7 @@ def export_float_graph(model: ReferenceModel, folder: Path, matrices: list[str])
                 do_constant_folding=False,
                 no_post_process=True,
             )
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except (ValueError, KeyError, NotImplementedError) as error:  # what optimum raises for models it does not know
         raise RefusedError(
             f"optimum cannot export this architecture to ONNX ({error}).",
             where=str(model.module.config.model_type),

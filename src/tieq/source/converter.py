@@ -88,7 +88,7 @@ class Converter:
         architecture = (config.get("architectures") or ["?"])[0]
         try:
             model_class = get_model_class(architecture)
-        except NotImplementedError as error:
+        except NotImplementedError as error:  # how the converter says that it has no class of the name
             raise RefusedError(
                 f"llama.cpp's converter does not know the architecture '{architecture}'.",
                 where=name,
@@ -145,7 +145,7 @@ class Converter:
         """
         try:
             self._model.prepare_metadata(vocab_only=False)
-        except NotImplementedError as error:
+        except NotImplementedError as error:  # how the converter says that no known hash matches
             raise RefusedError(
                 "llama.cpp does not recognize the pre-tokenizer of this tokenizer.",
                 where="tokenizer.json",
